@@ -1,0 +1,229 @@
+"""What all algorithms share: the model, one optimizer step from examples, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor
+
+from nlac_lightning.algorithms.examples import Example, accumulate
+from nlac_lightning.backbone import Backbone, BackboneConfig
+from nlac_lightning.critic import Critic
+from nlac_lightning.envs.base import Task, TextEnv
+from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
+from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
+from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.roles.roles import Roles, RolesConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW on the adapter, with a linear warm-up."""
+
+    lr: float = 1e-4
+    """Step size after the warm-up; 5e-5 to 1e-3 is usual for adapters."""
+    warmup_steps: int = 10
+    """Gradient steps over which the step size grows from 0."""
+    weight_decay: float = 0.0
+    """Pull of the adapters towards zero."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Memory of the moment estimates."""
+    clip_norm: float = 1.0
+    """Gradients longer than this are scaled down to it; Lightning's own key cannot be used with
+    manual optimisation."""
+
+    def __post_init__(self) -> None:
+        require_positive("model.optimizer.lr", self.lr)
+        require_positive("model.optimizer.warmup_steps", self.warmup_steps, zero=True)
+        require_positive("model.optimizer.weight_decay", self.weight_decay, zero=True)
+        require_positive("model.optimizer.clip_norm", self.clip_norm)
+
+
+@dataclass
+class ComputeConfig:
+    """How much is processed at one time. These change speed and memory, never results."""
+
+    train_pack_tokens: int = 1024
+    """Distinct tokens of one forward and backward pass (micro-batch)."""
+    prefill_pack_tokens: int = 1024
+    """Distinct prompt tokens of one forward pass in generation."""
+    decode_rows: int = 64
+    """Completions that are generated side by side."""
+    cache_tokens: int = 20_000
+    """Tokens of prefixes whose keys and values are kept, per adapter."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_pack_tokens", "prefill_pack_tokens", "decode_rows", "cache_tokens"):
+            require_positive(f"model.compute.{name}", getattr(self, name))
+
+
+class Algorithm(lightning.LightningModule):
+    """Base of all algorithms: manual optimisation of one adapter.
+
+    Args:
+        backbone: which model.
+        roles: which prompts.
+        optimizer, compute, evaluation: see their classes.
+    """
+
+    def __init__(
+        self,
+        backbone: BackboneConfig | None = None,
+        roles: RolesConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+        compute: ComputeConfig | None = None,
+        evaluation: EvaluationConfig | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.backbone_config = backbone or BackboneConfig()
+        self.roles_config = roles or RolesConfig()
+        self.optimizer_config = optimizer or OptimizerConfig()
+        self.compute_config = compute or ComputeConfig()
+        self.evaluation_config = evaluation or EvaluationConfig()
+        self.backbone: Backbone
+        self.roles: Roles
+        self.generator: InProcessGenerator
+        self.critic: Critic
+        self.counts: Counter[str] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self._episodes: list[EpisodeRecord] = []
+        self.strict_loading = False  # checkpoints hold the adapters; on_load_checkpoint is strict
+
+    def configure_model(self) -> None:
+        """Load the model once, on whichever entry point comes first."""
+        if hasattr(self, "roles"):
+            return
+        self.backbone = Backbone(self.backbone_config)
+        self.roles = Roles(self.roles_config, self.backbone.tokenizer)
+        compute = self.compute_config
+        self.generator = InProcessGenerator(
+            self.backbone, compute.decode_rows, compute.prefill_pack_tokens, compute.cache_tokens
+        )
+        self.critic = self.make_critic()
+
+    @property
+    def env(self) -> TextEnv | None:
+        """The data module's environment."""
+        if self._trainer is None:
+            return None
+        return getattr(self.trainer.datamodule, "env", None)  # type: ignore[attr-defined]
+
+    def make_critic(self) -> Critic:
+        """The critic whose fidelity an evaluation measures."""
+        return Critic(self.roles, self.generator, env=self.env)
+
+    def evaluator(self) -> Evaluator:
+        """Plays held-out tasks with this module's model."""
+        if self.env is None:
+            raise ConfigError("data.env", "no environment", "name one under data.env.class_path")
+        return Evaluator(self.env, self.roles, self.generator, self.critic, self.evaluation_config)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW over the online adapter and a linear warm-up, stepped once per gradient step."""
+        config = self.optimizer_config
+        optimizer = torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad],
+            lr=config.lr,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / max(config.warmup_steps, 1))
+        )
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
+        """One gradient step on all examples; returns mean losses, gradient norm and step size.
+
+        A step without examples or with a gradient that is not finite changes no weight; it is
+        counted in ``skipped_steps`` and still counts as a step, so that the run goes on.
+        """
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        began = time.perf_counter()
+        metrics = accumulate(
+            self.backbone, examples, self.compute_config.train_pack_tokens, self.manual_backward
+        )
+        norm = self._clip(self.optimizer_config.clip_norm)
+        if not examples or not torch.isfinite(norm):
+            self.counts["skipped_steps"] += 1
+            log.warning("step %d skipped: %d examples, gradient norm %s", self.global_step, len(examples), norm)
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler = self.lr_schedulers()
+        metrics["lr"] = optimizer.param_groups[0]["lr"]
+        scheduler.step()  # type: ignore[union-attr]
+        self.backbone.versions["online"] += 1
+        self.seconds["optimize"] += time.perf_counter() - began
+        return metrics | {"grad_norm": float(norm)}
+
+    def _clip(self, max_norm: float) -> Tensor:
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def log_step(self, metrics: dict[str, float], batch_size: int) -> None:
+        """Log scalars of a training step under ``train/``, with the costs so far."""
+        values = {f"train/{name}": float(value) for name, value in metrics.items()}
+        values |= {f"count/{name}": float(n) for name, n in self.counts.items()}
+        values["gen/tokens"] = float(self.generator.counts["generated_tokens"])
+        values["gen/prefilled_tokens"] = float(self.generator.counts["prefilled_tokens"])
+        values["gen/prompt_tokens"] = float(self.generator.counts["prompt_tokens"])
+        self.log_dict(values, batch_size=batch_size)
+
+    def on_validation_epoch_start(self) -> None:
+        self._episodes = []
+
+    def validation_step(self, batch: list[Task], batch_idx: int) -> None:
+        """Play a batch of tasks with the trained policy."""
+        self._episodes += self.evaluator().play(batch, "online", "trained")
+
+    def on_validation_epoch_end(self) -> None:
+        result = EvaluationResult("trained", "val", self._episodes, self.env.name if self.env else "")
+        self.log_dict({f"val/{k}": v for k, v in result.summary().items() if v == v})
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The adapters only: the base model is loaded by name and never saved."""
+        whole = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in whole.items() if "lora_" in name}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["nlac"] = {
+            "base": self.backbone_config.name,
+            "versions": dict(self.backbone.versions),
+            "counts": dict(self.counts),
+            "generator": dict(self.generator.counts),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another model or without an adapter; restore counters."""
+        self.configure_model()
+        own = self.state_dict()
+        found = checkpoint["state_dict"]
+        wrong = sorted(set(own) ^ set(found)) or [
+            name for name, value in own.items() if value.shape != found[name].shape
+        ]
+        if wrong:
+            saved = checkpoint.get("nlac", {}).get("base", "another model")
+            raise ConfigError(
+                "ckpt_path",
+                f"it holds adapters of {saved} that do not fit {self.backbone_config.name} "
+                f"(first difference: {wrong[0]})",
+                "use the checkpoint's own model.backbone settings",
+            )
+        state = checkpoint["nlac"]
+        self.backbone.versions.update(state["versions"])
+        self.counts.update(state["counts"])
+        self.generator.counts.update(state["generator"])

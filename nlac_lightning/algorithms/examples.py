@@ -1,0 +1,156 @@
+"""Training examples and their packed forward and backward pass.
+
+An example is a whole sequence whose tail is trained. Examples that start alike (the transitions of
+an episode, the roles of a state) share that work: see :mod:`nlac_lightning.prefix_tree`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nlac_lightning.backbone import Backbone
+from nlac_lightning.losses import token_kl, token_nll
+from nlac_lightning.prefix_tree import pack_tree, split_packs
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A distribution to match: another prompt, read by another adapter, before the same tokens.
+
+    Attributes:
+        adapter: who reads.
+        ids: the prompt and then the very tokens that the example trains.
+    """
+
+    adapter: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sequence, of which ``ids[start:]`` is trained.
+
+    Attributes:
+        name: loss that it belongs to (``critic``, ``policy``, ...).
+        ids: prompt and target.
+        start: first trained position, above 0.
+        forced: that many of the first trained tokens were given, not drawn: their distribution is
+            a point, so they carry the negative log-likelihood also under ``teacher``.
+        teacher: None trains by negative log-likelihood, otherwise by KL(teacher || online).
+        weight: of the mean over the example's tokens in the sum that is the loss.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    start: int
+    forced: int = 0
+    teacher: Teacher | None = None
+    weight: float = 1.0
+
+
+def weigh(examples: Sequence[Example], weight: float) -> list[Example]:
+    """Share ``weight`` equally: the sum of their losses is then ``weight`` times the mean."""
+    return [replace(example, weight=weight / len(examples)) for example in examples]
+
+
+def accumulate(
+    backbone: Backbone,
+    examples: Sequence[Example],
+    pack_tokens: int,
+    backward: Callable[[Tensor], None],
+) -> dict[str, float]:
+    """Forward and backward all examples, pack by pack.
+
+    The gradient does not depend on ``pack_tokens``.
+
+    Args:
+        backbone: its ``online`` adapter is trained.
+        examples: with their weights.
+        pack_tokens: distinct tokens of one forward and backward pass.
+        backward: called with each pack's loss.
+
+    Returns:
+        The mean loss of each name, in nats per token; ``packed_tokens``, ``example_tokens``.
+    """
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for pack in split_packs([example.ids for example in examples], pack_tokens):
+        chosen = [examples[i] for i in pack]
+        teachers = _teacher_states(backbone, chosen, pack_tokens)
+        tree = pack_tree([example.ids for example in chosen])
+        with backbone.use("online"):
+            hidden = backbone.forward_tree(tree)
+            losses = []
+            for n, example in enumerate(chosen):
+                states = hidden[tree.rows(n, example.start - 1, len(example.ids) - 1)]
+                losses.append((example, states, teachers.get(n)))
+            values = _token_losses(backbone, losses)
+            loss = torch.stack(
+                [v.mean() * e.weight for (e, _, _), v in zip(losses, values, strict=True)]
+            ).sum()
+            backward(loss)
+        for (example, _, _), value in zip(losses, values, strict=True):
+            sums[example.name] += float(value.detach().mean())
+            counts[example.name] += 1
+        counts["packed_tokens"] += len(tree.input_ids)
+        counts["example_tokens"] += sum(len(example.ids) for example in chosen)
+    means = {name: total / counts[name] for name, total in sums.items()}
+    tokens = {name: float(counts[name]) for name in ("packed_tokens", "example_tokens")}
+    return means | tokens
+
+
+def _token_losses(
+    backbone: Backbone, items: Sequence[tuple[Example, Tensor, Tensor | None]]
+) -> list[Tensor]:
+    """Per-token losses of each example, with one call of the head for each kind of loss."""
+    nll_states, nll_ids, kl_student, kl_teacher = [], [], [], []
+    for example, states, teacher in items:
+        cut = example.forced if teacher is not None else len(states)
+        nll_states.append(states[:cut])
+        nll_ids += example.ids[example.start : example.start + cut]
+        if teacher is not None:
+            kl_student.append(states[cut:])
+            kl_teacher.append(teacher[cut:])
+    targets = torch.tensor(nll_ids, dtype=torch.long, device=backbone.device)
+    nll = token_nll(torch.cat(nll_states), backbone.logits, targets)
+    kl = None
+    if kl_student:
+        kl = token_kl(torch.cat(kl_teacher), torch.cat(kl_student), backbone.logits)
+    result, at_nll, at_kl = [], 0, 0
+    for example, states, teacher in items:
+        cut = example.forced if teacher is not None else len(states)
+        parts = [nll[at_nll : at_nll + cut]]
+        at_nll += cut
+        if teacher is not None and kl is not None:
+            parts.append(kl[at_kl : at_kl + len(states) - cut])
+            at_kl += len(states) - cut
+        result.append(torch.cat(parts))
+    return result
+
+
+@torch.no_grad()
+def _teacher_states(
+    backbone: Backbone, examples: Sequence[Example], pack_tokens: int
+) -> dict[int, Tensor]:
+    """Hidden states of each teacher before the tokens that its example trains."""
+    states: dict[int, Tensor] = {}
+    for adapter in sorted({e.teacher.adapter for e in examples if e.teacher}):
+        taught = {n: e.teacher for n, e in enumerate(examples) if e.teacher}
+        of_adapter = [n for n, teacher in taught.items() if teacher.adapter == adapter]
+        sequences = [taught[n].ids for n in of_adapter]
+        for pack in split_packs(sequences, pack_tokens):
+            tree = pack_tree([sequences[i] for i in pack])
+            with backbone.use(adapter):
+                hidden = backbone.forward_tree(tree)
+            for row, i in enumerate(pack):
+                n = of_adapter[i]
+                length = len(examples[n].ids) - examples[n].start
+                end = len(sequences[i]) - 1
+                states[n] = hidden[tree.rows(row, end - length, end)]
+    return states
+

@@ -1,0 +1,330 @@
+"""Natural Language Actor-Critic (arXiv 2512.04601): a critic that writes, a policy that learns from it.
+
+Each training step takes a batch of transitions from the replay buffer, generates all targets for
+it, and makes one gradient step on L1 (critic) and L2 (policy).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
+from nlac_lightning.algorithms.examples import Example, Teacher, weigh
+from nlac_lightning.algorithms.warmup import CriticGate, WarmupConfig
+from nlac_lightning.backbone import BackboneConfig
+from nlac_lightning.critic import Critic, CriticSource
+from nlac_lightning.envs.base import Message
+from nlac_lightning.errors import ConfigError, require_choice, require_positive
+from nlac_lightning.generation.base import Completion
+from nlac_lightning.evaluation.evaluate import EvaluationConfig
+from nlac_lightning.improvement import IMPROVEMENTS, Improvement, Improver
+from nlac_lightning.replay.episode import Transition
+from nlac_lightning.roles.roles import Prompt, RolesConfig
+
+
+@dataclass
+class LossConfig:
+    """The two losses of the paper and two guards against forgetting."""
+
+    critic: Literal["kl", "nll"] = "kl"
+    """L1 per token: ``kl`` matches the teacher's whole distribution, ``nll`` its sample."""
+    critic_weight: float = 1.0
+    """Weight of L1."""
+    policy_weight: float = 1.0
+    """Weight of L2."""
+    policy_kl: float = 0.0
+    """Weight of KL(target policy || policy) on the batch's actions; protects the policy from the
+    critic's updates, since both are one adapter. 0.1 to 1 is usual, 0 is the paper's."""
+    role_replay: float = 0.0
+    """Weight of KL(frozen base || model) on this step's evaluator and refinement answers, where
+    the online adapter plays these roles; keeps them from drifting. 0 is the paper's."""
+
+    def __post_init__(self) -> None:
+        require_choice("model.loss.critic", self.critic, ("kl", "nll"))
+        for name in ("critic_weight", "policy_weight", "policy_kl", "role_replay"):
+            require_positive(f"model.loss.{name}", getattr(self, name), zero=True)
+        if self.critic_weight == 0 and self.policy_weight == 0:
+            raise ConfigError("model.loss", "both weights are 0", "give critic or policy a weight")
+
+
+@dataclass(frozen=True)
+class CriticTarget:
+    """A generated target of the language Bellman backup for one transition.
+
+    Attributes:
+        ids: the description; its first ``forced`` ids were given, not drawn.
+        teacher: the backup prompt followed by ``ids``.
+        text: the description in words.
+    """
+
+    ids: tuple[int, ...]
+    forced: int
+    teacher: tuple[int, ...]
+    text: str
+
+
+class NLAC(Algorithm):
+    """NLAC with named, swappable parts. The defaults are the algorithm of the paper.
+
+    Args:
+        improvement: ``refine`` distils every refined action (the paper). ``accept`` distils the
+            policy's own action where its critique is good. ``refine_then_accept`` refines what the
+            critic calls bad and distils what it then calls good. ``best_of_n`` distils the sample
+            with the best critique (NLQL).
+        critic: where critiques come from. ``learned`` is the method; ``oracle`` (the environment
+            tells the truth: an upper bound), ``none`` and ``shuffled`` are controls.
+        k: futures that the evaluator sees for each action.
+        m: iterations of ``refine``.
+        n: candidates of ``best_of_n``.
+        base_action: the action to improve: ``fresh`` from the current policy, or ``buffer``.
+        loss: see :class:`LossConfig`.
+        warmup: see :class:`~nlac_lightning.algorithms.warmup.WarmupConfig`.
+        seed: seed of all sampling in training.
+        backbone, roles, optimizer, compute, evaluation: see their classes.
+
+    Source: arXiv 2512.04601, section 4 and algorithm 1.
+    """
+
+    off_policy = True
+
+    def __init__(
+        self,
+        improvement: Literal["refine", "accept", "refine_then_accept", "best_of_n"] = "refine",
+        critic: CriticSource = "learned",
+        k: int = 1,
+        m: int = 1,
+        n: int = 4,
+        base_action: Literal["fresh", "buffer"] = "fresh",
+        loss: LossConfig | None = None,
+        warmup: WarmupConfig | None = None,
+        seed: int = 0,
+        backbone: BackboneConfig | None = None,
+        roles: RolesConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+        compute: ComputeConfig | None = None,
+        evaluation: EvaluationConfig | None = None,
+    ) -> None:
+        super().__init__(backbone, roles, optimizer, compute, evaluation)
+        require_choice("model.improvement", improvement, IMPROVEMENTS)
+        require_choice("model.critic", critic, ("learned", "oracle", "none", "shuffled"))
+        require_choice("model.base_action", base_action, ("fresh", "buffer"))
+        for name, value in (("k", k), ("m", m), ("n", n)):
+            require_positive(f"model.{name}", value)
+        self.improvement, self.critic_source = improvement, critic
+        self.k, self.m, self.n, self.base_action, self.seed = k, m, n, base_action, seed
+        self.loss = loss or LossConfig()
+        self.gate = CriticGate(warmup or WarmupConfig())
+
+    def make_critic(self) -> Critic:
+        return Critic(self.roles, self.generator, self.critic_source, self.k, self.env)
+
+    def on_fit_start(self) -> None:
+        if self.critic_source == "oracle" and self.env is None:
+            raise ConfigError("model.critic", "oracle needs an environment", "set data.env")
+
+    def training_step(self, batch: list[Transition], batch_idx: int) -> None:
+        """One iteration: targets for the whole batch, then one gradient step."""
+        seed = self._seed()
+        metrics: dict[str, float] = {}
+        targets: list[CriticTarget | None] = [None] * len(batch)
+        self.critic.played.clear()
+        began = time.perf_counter()
+        if self.loss.critic_weight > 0:
+            targets = self.critic_targets(batch, seed)
+        examples = self._critic_examples(batch, targets)
+        metrics |= self.gate.observe(self.critic, batch, targets, self.global_step, seed)
+        if self.loss.policy_weight > 0 and self.gate.open(self.global_step):
+            improvements = self.improver()(batch, seed + 3)
+            examples += self._policy_examples(batch, improvements)
+            metrics |= _improvement_metrics(improvements)
+        examples += self._guard_examples(batch)
+        self.seconds["targets"] += time.perf_counter() - began
+        metrics |= self.optimize(examples)
+        metrics["policy_learns"] = float(self.gate.is_open)
+        metrics["seconds_targets"] = self.seconds["targets"]
+        metrics["seconds_optimize"] = self.seconds["optimize"]
+        self.log_step(metrics, len(batch))
+
+    def improver(self) -> Improver:
+        """The configured improvement step."""
+        return Improver(
+            self.improvement, self.critic, self.roles, self.base_actions, self.m, self.n
+        )
+
+    def base_actions(self, states: Sequence[Transition], seed: int) -> list[Completion]:
+        """a ~ pi_theta(. given s), or the buffer's own action where so configured."""
+        if self.base_action == "buffer":
+            return [_stored(state) for state in states]
+        prompts = [
+            self.roles.prompt("policy", state.state_ids, state.state_messages) for state in states
+        ]
+        return self._generate("policy", prompts, seed)
+
+    def critic_targets(self, batch: Sequence[Transition], seed: int) -> list[CriticTarget | None]:
+        """Language Bellman backup of each transition; None where it was cut off.
+
+        d_t ~ B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) with a_{t+1} ~ pi_theta and d_{t+1} ~ M_theta-bar;
+        a terminal transition has nothing to bootstrap and describes the outcome itself.
+        """
+        after = [i for i, transition in enumerate(batch) if not transition.terminal]
+        messages = {i: _next_messages(batch[i]) for i in after}
+        prompts = [
+            self.roles.prompt("policy", batch[i].next_state_ids, messages[i]) for i in after
+        ]
+        actions = [self.roles.action(c.text) for c in self._generate("policy", prompts, seed)]
+        prompts = [
+            self.roles.prompt("successor", batch[i].next_state_ids, messages[i], action=action)
+            for i, action in zip(after, actions, strict=True)
+        ]
+        futures = self._generate("successor", prompts, seed + 1, adapter="target")
+        follows = {
+            i: (action, future.text.strip())
+            for i, action, future in zip(after, actions, futures, strict=True)
+        }
+        backups = []
+        for i, transition in enumerate(batch):
+            next_action, description = follows.get(i, ("", ""))
+            backups.append(
+                self.roles.prompt(
+                    "backup",
+                    transition.state_ids,
+                    transition.state_messages,
+                    action=transition.turn.action,
+                    reward=transition.turn.reward,
+                    replies=" ".join(message["content"] for message in transition.turn.replies),
+                    terminal=transition.terminal,
+                    next_action=next_action,
+                    next_description=description,
+                )
+            )
+        drawn = self._generate("backup", backups, seed + 2)
+        return [self._critic_target(p, c) for p, c in zip(backups, drawn, strict=True)]
+
+    def _critic_target(self, prompt: Prompt, completion: Completion) -> CriticTarget | None:
+        forced = prompt.ids[len(prompt.ids) - prompt.prefill :]
+        text = self.roles.codec.decode(forced) + completion.text
+        if not completion.complete or not text.strip():
+            self.counts["backup_dropped"] += 1
+            return None
+        return CriticTarget(
+            forced + completion.ids, len(forced), prompt.ids + completion.ids, text.strip()
+        )
+
+    def _critic_examples(
+        self, batch: Sequence[Transition], targets: Sequence[CriticTarget | None]
+    ) -> list[Example]:
+        """L1 = KL(B M_theta-bar(. given s, a) || M_theta(. given s, a)) on the targets."""
+        teacher = self.roles.settings("backup").adapter
+        examples = []
+        for transition, target in zip(batch, targets, strict=True):
+            if target is None:
+                continue
+            prompt = self.roles.prompt(
+                "successor",
+                transition.state_ids,
+                transition.state_messages,
+                action=transition.turn.action,
+            )
+            examples.append(
+                Example(
+                    "critic",
+                    prompt.ids + target.ids,
+                    len(prompt.ids),
+                    target.forced,
+                    Teacher(teacher, target.teacher) if self.loss.critic == "kl" else None,
+                )
+            )
+        return weigh(examples, self.loss.critic_weight)
+
+    def _policy_examples(
+        self, batch: Sequence[Transition], improvements: Sequence[Improvement]
+    ) -> list[Example]:
+        """L2 = -log pi_theta(a^r given s), divided by the batch, not by what was distilled.
+
+        A step that accepts few actions so moves the policy little.
+        """
+        examples = []
+        for transition, improvement in zip(batch, improvements, strict=True):
+            if improvement.target is not None:
+                prompt = self.roles.prompt(
+                    "policy", transition.state_ids, transition.state_messages
+                )
+                ids = prompt.ids + improvement.target.ids
+                weight = self.loss.policy_weight / len(batch)
+                examples.append(Example("policy", ids, len(prompt.ids), weight=weight))
+            else:
+                self.counts["nothing_to_distil"] += 1
+        return examples
+
+    def _guard_examples(self, batch: Sequence[Transition]) -> list[Example]:
+        examples: list[Example] = []
+        if self.loss.policy_kl > 0:
+            kept = []
+            for transition in batch:
+                prompt = self.roles.prompt(
+                    "policy", transition.state_ids, transition.state_messages
+                )
+                ids = prompt.ids + transition.turn.action_ids
+                kept.append(
+                    Example("policy_kl", ids, len(prompt.ids), teacher=Teacher("target", ids))
+                )
+            examples += weigh(kept, self.loss.policy_kl)
+        if self.loss.role_replay > 0 and self.critic.played:
+            kept = [
+                Example("role_replay", ids, start, teacher=Teacher("base", ids))
+                for ids, start in self.critic.played
+            ]
+            examples += weigh(kept, self.loss.role_replay)
+        return examples
+
+    def _generate(
+        self, role: str, prompts: Sequence[Prompt], seed: int, adapter: str | None = None
+    ) -> list[Completion]:
+        return self.generator.generate(
+            [
+                self.roles.request(role, prompt, seed + 7919 * i, adapter=adapter)
+                for i, prompt in enumerate(prompts)
+            ]
+        )
+
+    def _seed(self) -> int:
+        """A seed of this step alone, so that a resumed run draws the same texts."""
+        return (self.seed * 1_000_003 + self.global_step) * 1_000_003 + 17
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["nlac"]["gate"] = self.gate.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        if "gate" in checkpoint["nlac"]:
+            self.gate.load_state_dict(checkpoint["nlac"]["gate"])
+
+
+def _next_messages(transition: Transition) -> list[Message]:
+    own: Message = {"role": "assistant", "content": transition.turn.completion}
+    return [*transition.state_messages, own, *transition.turn.replies]
+
+
+def _stored(state: Transition) -> Completion:
+    turn = state.turn
+    reason = "length" if turn.finish_reason == "length" else "stop"
+    return Completion(turn.action_ids, turn.completion, turn.logprobs, reason, turn.policy_version)
+
+
+def _improvement_metrics(improvements: Sequence[Improvement]) -> dict[str, float]:
+    """What the critic said and what is distilled, as shares of the batch."""
+    n = len(improvements)
+    verdicts = [improvement.critique.good for improvement in improvements]
+    return {
+        "critic_says_good": sum(v is True for v in verdicts) / n,
+        "critic_unparsable": sum(v is None for v in verdicts) / n,
+        "distilled": sum(i.target is not None for i in improvements) / n,
+        "distilled_refined": sum(
+            i.target is not None and i.source == "refinement" for i in improvements
+        )
+        / n,
+    }

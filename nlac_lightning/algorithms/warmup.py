@@ -1,0 +1,113 @@
+"""Critic warm-up: the policy waits until the critic can tell good from bad.
+
+The gate needs no oracle. It compares the evaluator's verdict on a predicted future with its
+verdict on the future that the backup gives with the real reply in hand, on each batch before that
+batch is trained on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nlac_lightning.critic import Critic
+from nlac_lightning.errors import require_positive
+from nlac_lightning.replay.episode import Transition
+
+
+@dataclass
+class WarmupConfig:
+    """When the policy starts to learn. The defaults, the paper's, start at once."""
+
+    min_steps: int = 0
+    """Gradient steps on the critic alone, at least."""
+    max_steps: int = 0
+    """The policy starts after so many steps whatever the gate says; equal to ``min_steps`` means
+    no gate."""
+    agreement: float = 0.8
+    """Balanced accuracy of verdicts that opens the gate, over the last ``window`` looks."""
+    every: int = 4
+    """Steps between two looks; each costs one critique of the batch."""
+    window: int = 2
+    """Looks that are averaged."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_steps", "max_steps"):
+            require_positive(f"model.warmup.{name}", getattr(self, name), zero=True)
+        for name in ("every", "window", "agreement"):
+            require_positive(f"model.warmup.{name}", getattr(self, name))
+        self.max_steps = max(self.max_steps, self.min_steps)
+
+
+class Target(Protocol):
+    """What the gate reads of a critic target."""
+
+    @property
+    def text(self) -> str: ...
+
+
+class CriticGate:
+    """Opens once and stays open.
+
+    Attributes:
+        is_open: the policy learns.
+    """
+
+    def __init__(self, config: WarmupConfig) -> None:
+        self.config = config
+        self.is_open = config.max_steps == 0
+        self._looks: deque[tuple[int, int, int, int]] = deque(maxlen=config.window)
+
+    def observe(
+        self,
+        critic: Critic,
+        batch: Sequence[Transition],
+        targets: Sequence[Target | None],
+        step: int,
+        seed: int,
+    ) -> dict[str, float]:
+        """Compare predicted with target futures where it is time to; returns what to log."""
+        if self.is_open or step % self.config.every or step == 0:
+            return {}
+        pairs = [(s, t.text) for s, t in zip(batch, targets, strict=True) if t is not None]
+        if not pairs:
+            return {}
+        states = [state for state, _ in pairs]
+        actions = [state.turn.action for state in states]
+        predicted = critic.learned(states, actions, seed)
+        real = critic.judge(states, actions, [[text] for _, text in pairs], seed)
+        right_good = right_bad = good = bad = 0
+        for guess, truth in zip(predicted, real, strict=True):
+            if truth.good is None:
+                continue
+            good += truth.good
+            bad += not truth.good
+            right_good += truth.good and guess.good is True
+            right_bad += not truth.good and guess.good is False
+        self._looks.append((right_good, good, right_bad, bad))
+        return {"gate_agreement": self.agreement()}
+
+    def agreement(self) -> float:
+        """Balanced accuracy of the predicted verdicts; 0 while one kind was never seen."""
+        right_good, good, right_bad, bad = map(sum, zip(*self._looks, strict=True))
+        return (right_good / good + right_bad / bad) / 2 if good and bad else 0.0
+
+    def open(self, step: int) -> bool:
+        """Whether the policy learns in this step."""
+        ready = len(self._looks) == self.config.window and step >= self.config.min_steps
+        if ready and self.agreement() >= self.config.agreement:
+            self.is_open = True
+        if step >= self.config.max_steps:
+            self.is_open = True
+        return self.is_open
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"is_open": self.is_open, "looks": list(self._looks)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.is_open = state["is_open"]
+        self._looks = deque(map(tuple, state["looks"]), maxlen=self.config.window)  # type: ignore[arg-type]

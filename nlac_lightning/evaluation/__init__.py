@@ -1,0 +1,1 @@
+"""Playing held-out tasks, and what is recorded of it."""

@@ -1,0 +1,132 @@
+"""Playing tasks with a policy, and asking the critic about what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from nlac_lightning.critic import Critic
+from nlac_lightning.envs.base import Task, TextEnv
+from nlac_lightning.errors import require_positive
+from nlac_lightning.evaluation.records import EpisodeRecord, StepRecord
+from nlac_lightning.generation.base import Generator
+from nlac_lightning.replay.episode import Episode, Turn
+from nlac_lightning.roles.roles import Roles
+from nlac_lightning.rollout import Actor, ModelActor, Rollout, RolloutLimits
+
+
+@dataclass
+class EvaluationConfig:
+    """How a policy is evaluated."""
+
+    temperature: float | None = 0.0
+    """Temperature of the policy while it is tested; null keeps the one it is trained with."""
+    critic_steps: int = 128
+    """Steps, chosen evenly from all episodes, on which the critic and the refiner are tested."""
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    """Bounds of an episode."""
+    seed: int = 1000
+    """Seed of the episodes; base and trained policy meet the same ones."""
+
+    def __post_init__(self) -> None:
+        require_positive("model.evaluation.critic_steps", self.critic_steps, zero=True)
+
+
+class Evaluator:
+    """Evaluates policies in one environment.
+
+    Args:
+        env, roles, generator: where and with what.
+        critic: whose fidelity is measured.
+        config: see :class:`EvaluationConfig`.
+    """
+
+    def __init__(
+        self,
+        env: TextEnv,
+        roles: Roles,
+        generator: Generator,
+        critic: Critic,
+        config: EvaluationConfig,
+    ) -> None:
+        self.env, self.roles, self.generator = env, roles, generator
+        self.critic, self.config = critic, config
+
+    def play(
+        self,
+        tasks: Sequence[Task],
+        adapter: str,
+        policy: str,
+        progress: Callable[[int], None] = lambda done: None,
+        actor: Actor | None = None,
+    ) -> list[EpisodeRecord]:
+        """Play every task once and record each step.
+
+        Args:
+            tasks: what to play.
+            adapter: ``online`` or ``base``, for the policy.
+            policy: label of the records.
+            progress: called with 1 at the end of each episode.
+            actor: plays instead of the model.
+        """
+        actor = actor or ModelActor(self.roles, self.generator, adapter, self.config.temperature)
+        rollout = Rollout(self.env, self.roles, self.config.limits)
+        jobs = [(task, self.config.seed) for task in tasks]
+        order = {task.id: i for i, task in enumerate(tasks)}
+        episodes = sorted(rollout.play(jobs, actor, progress), key=lambda e: order[e.task_id])
+        steps = [[_step(turn) for turn in episode.turns] for episode in episodes]
+        self._criticise(episodes, steps)
+        return [
+            EpisodeRecord(
+                task_id=episode.task_id,
+                split=episode.split,
+                policy=policy,
+                success=episode.total_reward > 0,
+                total_reward=episode.total_reward,
+                steps=records,
+                reason=episode.reason,
+                tokens=sum(len(turn.logprobs) for turn in episode.turns),
+                opening=episode.opening,
+            )
+            for episode, records in zip(episodes, steps, strict=True)
+        ]
+
+    def _criticise(self, episodes: list[Episode], steps: list[list[StepRecord]]) -> None:
+        places = [(e, t) for e, episode in enumerate(episodes) for t in range(len(episode.turns))]
+        count = min(self.config.critic_steps, len(places))
+        if not count:
+            return
+        chosen = [places[i] for i in np.linspace(0, len(places) - 1, count).round().astype(int)]
+        states = [episodes[e].transition(t) for e, t in chosen]
+        actions = [state.turn.action for state in states]
+        critiques = self.critic.learned(states, actions, self.config.seed)
+        refined = self.critic.refine(states, actions, critiques, self.config.seed)
+        for (e, t), state, critique, completion in zip(
+            chosen, states, critiques, refined, strict=True
+        ):
+            action = self.roles.action(completion.text)
+            truth = self.critic.truth(state, action)
+            steps[e][t] = replace(
+                steps[e][t],
+                critique=critique.text,
+                description=" | ".join(critique.descriptions),
+                verdict=critique.good,
+                score=critique.score,
+                refined_action=action,
+                refined_right=truth.good if truth else None,
+            )
+
+
+def _step(turn: Turn) -> StepRecord:
+    oracle = turn.info.get("oracle")
+    return StepRecord(
+        action=turn.action,
+        completion=turn.completion,
+        right=oracle["good"] if oracle else None,
+        valid=bool(turn.info.get("valid", True)),
+        explored=turn.explored,
+        reply="\n".join(f"{m.get('name', m['role'])}: {m['content']}" for m in turn.replies),
+        reward=turn.reward,
+    )

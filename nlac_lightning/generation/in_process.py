@@ -1,0 +1,278 @@
+"""Generation with the trained model itself, each distinct prompt token processed once.
+
+Prompts of a call are packed as a prefix tree; keys and values of prefixes stay cached while the
+adapter's version stands. Decoding is batched by length; finished rows leave the batch early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from nlac_lightning.backbone import Backbone
+from nlac_lightning.generation.base import ADAPTERS, Completion, Request
+from nlac_lightning.generation.radix import Node, RadixCache, gather
+from nlac_lightning.generation.sampling import draw, stop_reached, uniforms
+from nlac_lightning.prefix_tree import PackedTree, pack_tree, split_packs
+
+
+class _BufferLayer(CacheLayerMixin):
+    """Keys and values of one layer in memory that was reserved beforehand."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
+        super().__init__()
+        self.keys, self.values, self.length = keys, values, length
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the memory is there."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        end = self.length + key_states.shape[-2]
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+@dataclass
+class _Row:
+    """A request whose prompt is processed: where its keys and values are, and what comes next."""
+
+    index: int
+    request: Request
+    pack: int
+    path: Tensor
+    logits: Tensor
+
+
+class InProcessGenerator:
+    """Generator on a :class:`Backbone`.
+
+    Args:
+        backbone: the model.
+        max_batch: rows decoded together.
+        pack_tokens: distinct tokens prefilled in one forward pass.
+        cache_tokens: tokens whose keys and values are kept per adapter.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        max_batch: int = 64,
+        pack_tokens: int = 1024,
+        cache_tokens: int = 20_000,
+    ) -> None:
+        self.backbone = backbone
+        self.max_batch, self.pack_tokens = max_batch, pack_tokens
+        self._caches = {adapter: RadixCache(cache_tokens) for adapter in ADAPTERS}
+        self._cached_versions = dict.fromkeys(ADAPTERS, -1)
+        self.counts: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    def sync(self, version: int) -> int:
+        """The adapters are the trained ones themselves; nothing has to move."""
+        return self.backbone.versions["online"]
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Complete all requests, in their order."""
+        begin = time.perf_counter()
+        done: dict[int, Completion] = {}
+        training = self.backbone.model.training
+        self.backbone.model.eval()  # no dropout while sampling
+        try:
+            for adapter in ADAPTERS:
+                chosen = [i for i, request in enumerate(requests) if request.adapter == adapter]
+                if chosen:
+                    with self.backbone.use(adapter):
+                        self._generate(adapter, chosen, requests, done)
+        finally:
+            self.backbone.model.train(training)
+        self.seconds += time.perf_counter() - begin
+        return [done[i] for i in range(len(requests))]
+
+    def _generate(
+        self,
+        adapter: str,
+        chosen: list[int],
+        requests: Sequence[Request],
+        done: dict[int, Completion],
+    ) -> None:
+        cache = self._caches[adapter]
+        version = self.backbone.versions[adapter]
+        if self._cached_versions[adapter] != version:
+            cache.clear()
+            self._cached_versions[adapter] = version
+        packs: list[list[_BufferLayer]] = []
+        rows: list[_Row] = []
+        for pack in split_packs([requests[i].ids for i in chosen], self.pack_tokens):
+            indices = [chosen[p] for p in pack]
+            tree, layers, logits = self._prefill(cache, [requests[i].ids for i in indices])
+            for n, i in enumerate(indices):
+                rows.append(_Row(i, requests[i], len(packs), tree.paths[n], logits[n]))
+            packs.append(layers)
+        rows.sort(key=lambda row: (row.request.sampling.max_new_tokens, len(row.path)))
+        for start in range(0, len(rows), self.max_batch):
+            self._decode(rows[start : start + self.max_batch], packs, cache, version, done)
+        cache.trim()
+
+    def _prefill(
+        self, cache: RadixCache, prompts: list[tuple[int, ...]]
+    ) -> tuple[PackedTree, list[_BufferLayer], Tensor]:
+        nodes: dict[int, tuple[Node, int]] = {}
+        matches = [cache.match(ids, len(ids) - 1) for ids in prompts]
+        for node, length in (piece for match in matches for piece in match):
+            nodes[id(node)] = (node, max(length, nodes.get(id(node), (node, 0))[1]))
+        offsets: dict[int, int] = {}
+        total = 0
+        for key, (_, length) in nodes.items():
+            offsets[key], total = total, total + length
+        cached = [
+            np.concatenate(
+                [np.arange(length) + offsets[id(node)] for node, length in match]
+                or [np.empty(0, np.int64)]
+            )
+            for match in matches
+        ]
+        tree = pack_tree(prompts, cached, total)
+        layers = self._reserve(1, total + len(tree.input_ids))
+        if nodes:
+            known = gather(nodes)
+            for number, layer in enumerate(layers):
+                layer.keys[0, :, :total] = known[number, 0]
+                layer.values[0, :, :total] = known[number, 1]
+                layer.length = total
+        hidden = self.backbone.forward_tree(tree, Cache(layers=list(layers)))
+        last = torch.stack([path[-1] - total for path in tree.paths])
+        stacked = torch.stack([torch.cat([layer.keys, layer.values]) for layer in layers])
+        for n in sorted(range(len(prompts)), key=lambda n: prompts[n]):
+            new = tree.paths[n][len(cached[n]) :].to(stacked.device)
+            cache.insert(prompts[n], stacked[:, :, :, new])
+        self.counts["prompt_tokens"] += sum(map(len, prompts))
+        self.counts["prefilled_tokens"] += len(tree.input_ids)
+        return tree, layers, self.backbone.logits(hidden[last]).float()
+
+    def _reserve(self, rows: int, tokens: int) -> list[_BufferLayer]:
+        config = self.backbone.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (rows, heads, tokens, dim)
+        dtype = self.backbone.compute_dtype
+        return [
+            _BufferLayer(
+                torch.zeros(shape, dtype=dtype, device=self.backbone.device),
+                torch.zeros(shape, dtype=dtype, device=self.backbone.device),
+                0,
+            )
+            for _ in range(config.num_hidden_layers)
+        ]
+
+    def _decode(
+        self,
+        rows: list[_Row],
+        packs: list[list[_BufferLayer]],
+        cache: RadixCache,
+        version: int,
+        done: dict[int, Completion],
+    ) -> None:
+        limit = max(row.request.sampling.max_new_tokens for row in rows)
+        longest = max(len(row.path) for row in rows)
+        layers = self._reserve(len(rows), longest + limit)
+        for number, layer in enumerate(layers):
+            for b, row in enumerate(rows):
+                source = packs[row.pack][number]
+                path = row.path.to(source.keys.device)
+                layer.keys[b, :, : len(path)] = source.keys[0, :, path]
+                layer.values[b, :, : len(path)] = source.values[0, :, path]
+            layer.length = longest
+        lengths = torch.tensor([len(row.path) for row in rows])
+        visible = torch.arange(longest + limit)[None] < lengths[:, None]
+        visible[:, longest:] = True
+        logits = torch.stack([row.logits for row in rows])
+        noise = [uniforms(row.request) for row in rows]
+        ids: list[list[int]] = [[] for _ in rows]
+        logprobs: list[list[float]] = [[] for _ in rows]
+        active = list(range(len(rows)))
+        for step in range(limit):
+            tokens, scores = draw(
+                logits,
+                [rows[b].request.sampling for b in active],
+                [noise[b][step] for b in active],
+            )
+            keep = []
+            for slot, b in enumerate(active):
+                ids[b].append(tokens[slot])
+                logprobs[b].append(scores[slot])
+                request = rows[b].request
+                stopped = stop_reached(self.backbone.tokenizer, ids[b], request)
+                if stopped or step + 1 == request.sampling.max_new_tokens:
+                    reason = "stop" if stopped else "length"
+                    done[rows[b].index] = self._completion(
+                        request, ids[b], logprobs[b], reason, version
+                    )
+                    if request.extend:
+                        kv = [(x.keys[slot], x.values[slot]) for x in layers]
+                        self._remember(cache, rows[b], ids[b][:-1], kv, longest)
+                else:
+                    keep.append(slot)
+            self.counts["generated_tokens"] += len(active)
+            if not keep:
+                break
+            if len(keep) < len(active):
+                select = torch.tensor(keep)
+                active = [active[slot] for slot in keep]
+                lengths, visible = lengths[select], visible[select]
+                for layer in layers:
+                    layer.keys = layer.keys[select.to(layer.keys.device)]
+                    layer.values = layer.values[select.to(layer.values.device)]
+            last = torch.tensor([[ids[b][-1]] for b in active])
+            end = longest + step + 1
+            hidden = self.backbone.forward_step(
+                last, (lengths + step)[:, None], visible[:, None, :end], Cache(layers=list(layers))
+            )
+            logits = self.backbone.logits(hidden[:, -1]).float()
+
+    def _completion(
+        self, request: Request, ids: list[int], logprobs: list[float], reason: str, version: int
+    ) -> Completion:
+        shown = ids[:-1] if ids[-1] in request.stop_ids else ids
+        text = self.backbone.tokenizer.decode(shown, clean_up_tokenization_spaces=False)
+        cuts = [at for stop in request.sampling.stop if (at := text.find(stop)) >= 0]
+        text = text[: min(cuts)] if cuts else text
+        return Completion(tuple(ids), text, tuple(logprobs), reason, version)
+
+    def _remember(
+        self,
+        cache: RadixCache,
+        row: _Row,
+        ids: list[int],
+        kv: list[tuple[Tensor, Tensor]],
+        start: int,
+    ) -> None:
+        """Keep what the next turn of this dialogue will start with."""
+        if not ids:
+            return
+        end = start + len(ids)
+        stacked = torch.stack([torch.stack([k[:, start:end], v[:, start:end]]) for k, v in kv])
+        cache.insert(row.request.ids + tuple(ids), stacked)

@@ -1,0 +1,148 @@
+"""Improvement steps: from a state to the action that the policy should learn there.
+
+``refine`` is the paper's. The others differ in what they trust: ``accept`` only the critic's
+verdict, ``refine_then_accept`` the refiner where the critic agrees, ``best_of_n`` the critic's
+ranking of samples (NLQL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nlac_lightning.critic import Critic, Critique
+from nlac_lightning.errors import require_choice
+from nlac_lightning.generation.base import Completion
+from nlac_lightning.replay.episode import Transition
+from nlac_lightning.roles.roles import Roles
+
+IMPROVEMENTS = ("refine", "accept", "refine_then_accept", "best_of_n")
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """What one state yields.
+
+    Attributes:
+        target: the completion to distil, or None where the step has nothing to teach.
+        source: ``policy`` or ``refinement``, where the target comes from.
+        action: the base action that was judged.
+        critique: its critique.
+        refined: the refined action, if one was made.
+    """
+
+    target: Completion | None
+    source: str
+    action: str
+    critique: Critique
+    refined: str | None = None
+
+
+Sampler = Callable[[Sequence[Transition], int], list[Completion]]
+"""Draws actions a ~ pi_theta for states under a seed."""
+
+
+@dataclass(frozen=True)
+class Improver:
+    """Runs an improvement step.
+
+    Args:
+        kind: one of :data:`IMPROVEMENTS`.
+        critic: source of critiques and refinements.
+        roles: reads actions from completions.
+        sample: draws base actions.
+        m: how often ``refine`` is iterated.
+        n: candidates of ``best_of_n``.
+    """
+
+    kind: str
+    critic: Critic
+    roles: Roles
+    sample: Sampler
+    m: int = 1
+    n: int = 4
+
+    def __post_init__(self) -> None:
+        require_choice("model.improvement", self.kind, IMPROVEMENTS)
+
+    def __call__(self, states: Sequence[Transition], seed: int) -> list[Improvement]:
+        """Improve every state; equal seeds give equal results."""
+        if self.kind == "best_of_n":
+            return self._best_of_n(states, seed)
+        base = self.sample(states, seed)
+        actions = [self.roles.action(completion.text) for completion in base]
+        critiques = self.critic.critique(states, actions, seed)
+        if self.kind == "accept":
+            return [
+                Improvement(_whole(c) if q.good is not False else None, "policy", a, q)
+                for c, a, q in zip(base, actions, critiques, strict=True)
+            ]
+        if self.kind == "refine":
+            return self._refine(states, actions, critiques, seed)
+        return self._refine_then_accept(states, base, actions, critiques, seed)
+
+    def _refine(
+        self,
+        states: Sequence[Transition],
+        actions: list[str],
+        critiques: list[Critique],
+        seed: int,
+    ) -> list[Improvement]:
+        refined, current, judged = [], actions, critiques
+        for iteration in range(self.m):
+            if iteration:
+                judged = self.critic.critique(states, current, seed + iteration)
+            refined = self.critic.refine(states, current, judged, seed + iteration)
+            current = [self.roles.action(completion.text) for completion in refined]
+        return [
+            Improvement(_whole(c), "refinement", a, q, r)
+            for c, a, q, r in zip(refined, actions, critiques, current, strict=True)
+        ]
+
+    def _refine_then_accept(
+        self,
+        states: Sequence[Transition],
+        base: list[Completion],
+        actions: list[str],
+        critiques: list[Critique],
+        seed: int,
+    ) -> list[Improvement]:
+        results = [
+            Improvement(_whole(c), "policy", a, q)
+            for c, a, q in zip(base, actions, critiques, strict=True)
+        ]
+        bad = [i for i, critique in enumerate(critiques) if critique.good is not True]
+        if not bad:
+            return results
+        some = [states[i] for i in bad]
+        refined = self.critic.refine(
+            some, [actions[i] for i in bad], [critiques[i] for i in bad], seed
+        )
+        texts = [self.roles.action(completion.text) for completion in refined]
+        again = self.critic.critique(some, texts, seed + 1)
+        for i, completion, text, critique in zip(bad, refined, texts, again, strict=True):
+            target = _whole(completion) if critique.good else None
+            results[i] = Improvement(target, "refinement", actions[i], critiques[i], text)
+        return results
+
+    def _best_of_n(self, states: Sequence[Transition], seed: int) -> list[Improvement]:
+        repeated = [state for state in states for _ in range(self.n)]
+        base = self.sample(repeated, seed)
+        actions = [self.roles.action(completion.text) for completion in base]
+        critiques = self.critic.critique(repeated, actions, seed)
+        results = []
+        for i in range(0, len(repeated), self.n):
+            best = max(range(i, i + self.n), key=lambda j: _rank(critiques[j]))
+            results.append(
+                Improvement(_whole(base[best]), "policy", actions[best], critiques[best])
+            )
+        return results
+
+
+def _whole(completion: Completion) -> Completion | None:
+    """A cut-off or empty completion is never distilled as if it were a whole action."""
+    return completion if completion.complete and completion.text.strip() else None
+
+
+def _rank(critique: Critique) -> float:
+    return critique.score if critique.score == critique.score else 0.5

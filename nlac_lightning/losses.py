@@ -1,0 +1,81 @@
+"""Loss functions: pure tensors in, scalars or per-token values out.
+
+Logits exist only for the positions that carry a loss, and only a chunk of them at a time: each
+chunk is recomputed in the backward pass, so memory is ``chunk x vocabulary`` whatever the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+Head = Callable[[Tensor], Tensor]
+"""Maps hidden states [n, d] to logits [n, vocabulary]."""
+
+
+def token_nll(hidden: Tensor, head: Head, targets: Tensor, chunk: int = 1024) -> Tensor:
+    """Negative log-likelihood of each target under the head's distribution.
+
+    Args:
+        hidden: [n, d] states at the positions before the targets.
+        head: the language-model head.
+        targets: [n] token ids.
+        chunk: positions whose logits exist at one time.
+
+    Returns:
+        [n] float32, natural logarithm.
+    """
+
+    def step(h: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(head(h).float(), t, reduction="none")
+
+    return _chunked(step, chunk, hidden, targets)
+
+
+def token_kl(teacher: Tensor, student: Tensor, head: Head, chunk: int = 1024) -> Tensor:
+    """Divergence KL(teacher || student) over the whole vocabulary at each position.
+
+    Args:
+        teacher: [n, d] hidden states of the distribution to match; no gradient flows into it.
+        student: [n, d] hidden states of the trained distribution.
+        head: the language-model head, shared by both.
+        chunk: positions whose logits exist at one time.
+
+    Returns:
+        [n] float32, in nats. Source: L1 of NLAC (arXiv 2512.04601) per token.
+    """
+
+    def step(s: Tensor, t: Tensor) -> Tensor:
+        with torch.no_grad():
+            log_p = F.log_softmax(head(t).float(), dim=-1)
+        log_q = F.log_softmax(head(s).float(), dim=-1)
+        return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+
+    return _chunked(step, chunk, student, teacher.detach())
+
+
+def _chunked(step: Callable[[Tensor, Tensor], Tensor], chunk: int, a: Tensor, b: Tensor) -> Tensor:
+    if len(a) == 0:
+        return a.new_zeros(0, dtype=torch.float32) + a.float().sum()
+    parts = [
+        checkpoint(step, a[i : i + chunk], b[i : i + chunk], use_reentrant=False)
+        for i in range(0, len(a), chunk)
+    ]
+    return torch.cat(parts)
+
+
+def sequence_mean(per_token: Tensor, sequence: Tensor, weight: Tensor) -> Tensor:
+    """Weighted sum over sequences of the mean over each sequence's tokens.
+
+    Args:
+        per_token: [n] values.
+        sequence: [n] index of the sequence that each token belongs to, below ``len(weight)``.
+        weight: [s] weight of each sequence; with 1/s each the result is a mean of means, and it
+            does not change when the sequences are spread over micro-batches.
+    """
+    counts = torch.zeros_like(weight).index_add(0, sequence, torch.ones_like(per_token))
+    return (per_token * (weight / counts.clamp(min=1))[sequence]).sum()

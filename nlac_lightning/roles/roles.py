@@ -1,0 +1,176 @@
+"""The five roles that one language model plays, and how their answers are read.
+
+State first, role last: a prompt is the state's ids, unchanged, then the role's instruction, so that
+all roles of a state share its tokens. A role with ``context: none`` sees only its own fields; it
+then shares its instruction with all other requests of that role instead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from nlac_lightning.envs.base import Message
+from nlac_lightning.errors import require_choice
+from nlac_lightning.generation.base import ADAPTERS, Completion, Request, Sampling
+from nlac_lightning.roles.codec import Ids, make_codec
+from nlac_lightning.roles.templates import load_templates
+
+ROLES = ("policy", "successor", "backup", "evaluator", "refinement")
+
+
+@dataclass
+class RoleConfig:
+    """How one role is asked."""
+
+    adapter: str = "online"
+    """``online``, ``target`` or ``base`` (the frozen model: such a role cannot be forgotten)."""
+    context: Literal["state", "none"] = "state"
+    """What comes before the instruction: the whole state, or nothing."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Greedy by default."""
+
+    def __post_init__(self) -> None:
+        require_choice("model.roles.*.adapter", self.adapter, ADAPTERS)
+        require_choice("model.roles.*.context", self.context, ("state", "none"))
+
+
+def _role(adapter: str, temperature: float, max_new_tokens: int) -> Any:
+    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens)
+    return field(default_factory=lambda: RoleConfig(adapter=adapter, sampling=sampling))
+
+
+@dataclass
+class RolesConfig:
+    """Prompts of all roles."""
+
+    templates: str = "default"
+    """A family that comes with the package, or a folder of your own."""
+    format: Literal["auto", "chat", "plain"] = "auto"
+    """``chat`` uses the tokenizer's template, ``plain`` is lines of text (better below 1B)."""
+    action: Literal["react", "plain"] = "react"
+    """``react``: a thought, then ``Action:`` and the action; ``plain``: the answer is the action."""
+    policy: RoleConfig = _role("online", 1.0, 256)
+    successor: RoleConfig = _role("online", 1.0, 192)
+    backup: RoleConfig = _role("target", 0.7, 192)
+    evaluator: RoleConfig = _role("online", 0.0, 192)
+    refinement: RoleConfig = _role("online", 0.7, 256)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A role's prompt.
+
+    Attributes:
+        ids: all of it, the forced start of the answer included.
+        prefill: how many of its last ids are that forced start.
+    """
+
+    ids: Ids
+    prefill: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a critique says in short.
+
+    Attributes:
+        good: True or False, None where the critique does not say.
+        score: probability of "good" in [0, 1] by the critic's own first token, nan without one.
+    """
+
+    good: bool | None
+    score: float
+
+
+class Roles:
+    """Renders prompts and reads answers for one tokenizer."""
+
+    def __init__(self, config: RolesConfig, tokenizer: Any) -> None:
+        self.config = config
+        self.codec = make_codec(config.format, tokenizer)
+        self.templates = load_templates(config.templates)
+
+    def settings(self, role: str) -> RoleConfig:
+        """The role's configuration."""
+        return getattr(self.config, role)
+
+    def prompt(
+        self, role: str, state_ids: Ids, messages: Sequence[Message], **fields: Any
+    ) -> Prompt:
+        """Prompt of a role in a state; ``fields`` as in :data:`templates.FIELDS`."""
+        alone = self.settings(role).context == "none"
+        heard = [m["content"] for m in messages if m["role"] not in ("system", "assistant")]
+        text, prefill = self.templates[role].render(
+            {
+                "opening": heard[0] if heard else "",
+                "observation": heard[-1] if heard else "",
+                "agent": getattr(self.codec, "agent", "Agent"),
+                **fields,
+            }
+        )
+        if not text.strip() and not prefill:  # the policy: its instruction is the system message
+            return Prompt(state_ids + self.codec.header())
+        ids = () if alone else state_ids
+        forced = len(self.codec.text(prefill)) if prefill else 0
+        ids += self.codec.instruction(text, prefill, system=alone)
+        return Prompt(ids, forced)
+
+    def request(
+        self, role: str, prompt: Prompt, seed: int = 0, adapter: str | None = None, **changes: Any
+    ) -> Request:
+        """The generation request for a prompt; ``changes`` replace sampling fields."""
+        settings = self.settings(role)
+        sampling = replace(
+            settings.sampling, stop=settings.sampling.stop or self.codec.stop, **changes
+        )
+        return Request(
+            ids=prompt.ids,
+            sampling=sampling,
+            adapter=adapter or settings.adapter,
+            stop_ids=self.codec.stop_ids,
+            seed=seed,
+        )
+
+    def action(self, text: str) -> str:
+        """The action in a completion: what the environment receives; the thought stays here."""
+        if self.config.action == "plain":
+            return text.strip()
+        return split_thought(text)[1]
+
+    def verdict(self, critique: Completion) -> Verdict:
+        """Read a critique; a cut-off one still counts if it says good or bad."""
+        return read_verdict(critique.text, critique.logprobs[:1])
+
+
+_THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_ACTION = re.compile(r"^[ \t*#]*action[ \t*]*:[ \t*]*", re.IGNORECASE | re.MULTILINE)
+_VERDICT = re.compile(r"\b(good|bad)\b", re.IGNORECASE)
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """Thought and action of a ReAct completion.
+
+    What is after the last ``Action:`` is the action, and nothing of the thought reaches the
+    environment: a completion that only thinks has the empty action.
+    """
+    visible = _THINK.sub("", text)
+    marks = list(_ACTION.finditer(visible))
+    if marks:
+        return visible[: marks[-1].start()].strip(), visible[marks[-1].end() :].strip()
+    if re.match(r"\s*thought\s*:", visible, re.IGNORECASE):
+        return visible.strip(), ""
+    return "", visible.strip()
+
+
+def read_verdict(text: str, logprobs: Sequence[float] = ()) -> Verdict:
+    """The first ``good`` or ``bad`` in a critique."""
+    found = _VERDICT.search(text)
+    if not found:
+        return Verdict(None, math.nan)
+    good = found.group(1).lower() == "good"
+    sure = math.exp(min(logprobs[0], 0.0)) if logprobs else 1.0
+    return Verdict(good, sure if good else 1.0 - sure)

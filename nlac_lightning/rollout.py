@@ -1,0 +1,304 @@
+"""Playing episodes: many at once, one generation call per round of turns.
+
+Nothing that a model or an environment does stops a rollout. Each failure ends one episode, with a
+reason that is stored and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from nlac_lightning.envs.base import Message, Session, Step, Task, TextEnv
+from nlac_lightning.errors import require_choice, require_positive
+from nlac_lightning.generation.base import Completion, Generator
+from nlac_lightning.replay.episode import Episode, Turn
+from nlac_lightning.roles.codec import Codec, Ids
+from nlac_lightning.roles.roles import Roles
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RolloutLimits:
+    """When an episode is cut."""
+
+    max_turns: int = 30
+    """Actions per episode."""
+    max_tokens: int = 8192
+    """Tokens of a state; an episode that would act in a longer one is truncated."""
+    max_seconds: float = 600.0
+    """Wall-clock time of an episode, checked between turns."""
+    parallel: int = 32
+    """Episodes that run side by side."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_tokens", "max_seconds", "parallel"):
+            require_positive(f"rollout.limits.{name}", getattr(self, name))
+
+
+@dataclass
+class Exploration:
+    """How rollouts leave the policy."""
+
+    kind: Literal["none", "epsilon"] = "none"
+    """``epsilon``: now and then an action drawn from the environment's admissible ones."""
+    epsilon: float = 0.5
+    """Probability of such an action; 1 explores without the model and costs no generation."""
+    memory: int = 4
+    """Actions of the last this many turns are not drawn again while others remain."""
+
+    def __post_init__(self) -> None:
+        require_choice("rollout.exploration.kind", self.kind, ("none", "epsilon"))
+        require_positive("rollout.exploration.epsilon", self.epsilon, zero=True)
+        require_positive("rollout.exploration.epsilon", 1 - self.epsilon, zero=True)
+        require_positive("rollout.exploration.memory", self.memory, zero=True)
+
+
+@dataclass
+class Live:
+    """A running episode."""
+
+    task: Task
+    seed: int
+    session: Session
+    opening_ids: Ids
+    state_ids: Ids
+    messages: list[Message]
+    rng: np.random.Generator
+    started: float
+    turns: list[Turn] = field(default_factory=list)
+
+
+class Actor(Protocol):
+    """Whatever chooses actions."""
+
+    version: int
+
+    def act(self, states: Sequence[Live]) -> list[Completion]:
+        """One completion per running episode."""
+        ...
+
+
+class ModelActor:
+    """The language model in the policy role.
+
+    Args:
+        roles: prompts of the policy.
+        generator: engine.
+        adapter: ``online`` acts as trained, ``base`` as the untrained model.
+        temperature: overrides the policy's; 0 is greedy.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        generator: Generator,
+        adapter: str = "online",
+        temperature: float | None = None,
+    ) -> None:
+        self.roles, self.generator, self.adapter = roles, generator, adapter
+        self.changes = {} if temperature is None else {"temperature": temperature}
+        self.version = 0
+
+    def act(self, states: Sequence[Live]) -> list[Completion]:
+        requests = [
+            replace(
+                self.roles.request(
+                    "policy",
+                    self.roles.prompt("policy", live.state_ids, live.messages),
+                    seed=int(live.rng.integers(2**62)),
+                    adapter=self.adapter,
+                    **self.changes,
+                ),
+                extend=True,
+            )
+            for live in states
+        ]
+        completions = self.generator.generate(requests)
+        if completions:
+            self.version = completions[0].version
+        return completions
+
+
+class OracleActor:
+    """Plays the environment's own right actions."""
+
+    version = 0
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    def act(self, states: Sequence[Live]) -> list[Completion]:
+        return [self.codec.given(live.session.oracle_action() or "") for live in states]
+
+
+class Rollout:
+    """Plays episodes of one environment.
+
+    Args:
+        env: the environment.
+        roles: how messages become ids and where the action is in a completion.
+        limits: see :class:`RolloutLimits`.
+        exploration: see :class:`Exploration`.
+
+    Attributes:
+        counts: episodes by reason, turns, invalid and cut-off actions, failures.
+    """
+
+    def __init__(
+        self,
+        env: TextEnv,
+        roles: Roles,
+        limits: RolloutLimits,
+        exploration: Exploration | None = None,
+    ) -> None:
+        self.env, self.roles, self.limits = env, roles, limits
+        self.exploration = exploration or Exploration()
+        self.counts: Counter[str] = Counter()
+
+    def play(
+        self,
+        jobs: Sequence[tuple[Task, int]],
+        actor: Actor,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[Episode]:
+        """Play each (task, seed) once; episodes come as they end."""
+        waiting = list(reversed(jobs))
+        live: list[Live] = []
+        while waiting or live:
+            while waiting and len(live) < self.limits.parallel:
+                started = self._start(*waiting.pop())
+                live += [started] if started else []
+            if not live:
+                break
+            for run, completion, explored in self._choose(live, actor):
+                self._advance(run, completion, explored, actor.version)
+            for run in [run for run in live if self._over(run)]:
+                live.remove(run)
+                run.session.close()
+                progress(1)
+                yield self._episode(run)
+
+    def _start(self, task: Task, seed: int) -> Live | None:
+        try:
+            session = self.env.reset(task, seed)
+            opening = list(session.opening)
+        except Exception as error:
+            self.counts["reset_error"] += 1
+            log.warning("task %s could not be started: %s", task.id, error)
+            return None
+        ids = self.roles.codec.messages(opening)
+        key = np.random.SeedSequence([seed, *task.id.encode()])
+        rng = np.random.Generator(np.random.Philox(key))
+        return Live(task, seed, session, ids, ids, opening, rng, time.monotonic())
+
+    def _choose(self, live: list[Live], actor: Actor) -> list[tuple[Live, Completion, bool]]:
+        chosen: list[tuple[Live, Completion, bool]] = []
+        modelled: list[Live] = []
+        for run in live:
+            action = self._explore(run)
+            if action is None:
+                modelled.append(run)
+            else:
+                chosen.append((run, self.roles.codec.given(action), True))
+        if modelled:
+            completions = actor.act(modelled)
+            chosen += [(r, c, False) for r, c in zip(modelled, completions, strict=True)]
+        return chosen
+
+    def _explore(self, run: Live) -> str | None:
+        options = self.exploration
+        if options.kind == "none" or run.rng.random() >= options.epsilon:
+            return None
+        candidates = list(run.session.admissible())
+        recent = {turn.action for turn in run.turns[-options.memory :]} if options.memory else set()
+        fresh = [action for action in candidates if action not in recent] or candidates
+        return fresh[int(run.rng.integers(len(fresh)))] if fresh else None
+
+    def _advance(self, run: Live, completion: Completion, explored: bool, version: int) -> None:
+        codec = self.roles.codec
+        text = completion.text
+        action = text if explored else self.roles.action(text)
+        oracle = run.session.oracle_critique(action)
+        step = self._step(run, action)
+        info = dict(step.info)
+        if oracle is not None:
+            info["oracle"] = {"good": oracle.good, "text": oracle.text(), "action": oracle.action}
+        head = codec.header()
+        sampled = head + completion.ids
+        delta = sampled + codec.close(completion) + codec.messages(step.messages)
+        turn = Turn(
+            action=action,
+            completion=text.strip(),
+            delta_ids=delta,
+            action_start=len(head),
+            action_end=len(sampled),
+            logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason if completion.logprobs else "given",
+            policy_version=version,
+            explored=explored,
+            replies=list(step.messages),
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            info=info,
+        )
+        run.turns.append(turn)
+        run.state_ids += delta
+        run.messages += [{"role": "assistant", "content": turn.completion}, *step.messages]
+        self.counts["turns"] += 1
+        self.counts["invalid"] += not info.get("valid", True)
+        self.counts["cut_off"] += not completion.complete
+        self.counts["explored"] += explored
+
+    def _step(self, run: Live, action: str) -> Step:
+        try:
+            step = run.session.step(action)
+        except Exception as error:
+            log.warning("task %s failed in step %d: %s", run.task.id, len(run.turns), error)
+            reason = {"reason": "env_error", "error": f"{type(error).__name__}: {error}"}
+            return Step([], truncated=True, info=reason)
+        if not math.isfinite(step.reward):
+            reason = {"reason": "env_error", "error": f"reward {step.reward}"}
+            return Step(step.messages, truncated=True, info={**step.info, **reason})
+        return step
+
+    def _over(self, run: Live) -> bool:
+        last = run.turns[-1]
+        if last.terminated or last.truncated:
+            return True
+        limit = None
+        if len(run.turns) >= self.limits.max_turns:
+            limit = "step_limit"
+        elif len(run.state_ids) >= self.limits.max_tokens:
+            limit = "token_limit"
+        elif time.monotonic() - run.started > self.limits.max_seconds:
+            limit = "time_limit"
+        if limit:
+            info = {**last.info, "reason": limit}
+            run.turns[-1] = replace(last, truncated=True, info=info)
+        return limit is not None
+
+    def _episode(self, run: Live) -> Episode:
+        reason = str(run.turns[-1].info.get("reason", "done"))
+        self.counts[f"end/{reason}"] += 1
+        self.counts["episodes"] += 1
+        return Episode(
+            env=self.env.name,
+            task_id=run.task.id,
+            split=run.task.split,
+            seed=run.seed,
+            codec=self.roles.codec.fingerprint,
+            opening=list(run.session.opening),
+            opening_ids=run.opening_ids,
+            turns=run.turns,
+            reason=reason,
+        )
