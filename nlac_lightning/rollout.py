@@ -48,18 +48,17 @@ class RolloutLimits:
 class Exploration:
     """How rollouts leave the policy."""
 
-    kind: Literal["none", "epsilon"] = "none"
-    """``epsilon``: now and then an action drawn from the environment's admissible ones."""
+    kind: Literal["none", "epsilon", "return"] = "none"
+    """``epsilon``: now and then an action drawn from the environment's admissible ones, those that
+    failed since the last success excepted. ``return`` does the same, but first goes back along the
+    best actions found for the task so far (after Go-Explore, arXiv 1901.10995)."""
     epsilon: float = 0.5
     """Probability of such an action; 1 explores without the model and costs no generation."""
-    memory: int = 4
-    """Actions of the last this many turns are not drawn again while others remain."""
 
     def __post_init__(self) -> None:
-        require_choice("rollout.exploration.kind", self.kind, ("none", "epsilon"))
+        require_choice("rollout.exploration.kind", self.kind, ("none", "epsilon", "return"))
         require_positive("rollout.exploration.epsilon", self.epsilon, zero=True)
         require_positive("rollout.exploration.epsilon", 1 - self.epsilon, zero=True)
-        require_positive("rollout.exploration.memory", self.memory, zero=True)
 
 
 @dataclass
@@ -74,6 +73,7 @@ class Live:
     messages: list[Message]
     rng: np.random.Generator
     started: float
+    path: tuple[str, ...] = ()
     turns: list[Turn] = field(default_factory=list)
 
 
@@ -151,6 +151,7 @@ class Rollout:
 
     Attributes:
         counts: episodes by reason, turns, invalid and cut-off actions, failures.
+        paths: for ``return``, the best actions found for each task.
     """
 
     def __init__(
@@ -159,8 +160,10 @@ class Rollout:
         roles: Roles,
         limits: RolloutLimits,
         exploration: Exploration | None = None,
+        paths: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.env, self.roles, self.limits = env, roles, limits
+        self.paths = {} if paths is None else paths
         self.exploration = exploration or Exploration()
         self.counts: Counter[str] = Counter()
 
@@ -184,6 +187,8 @@ class Rollout:
             for run in [run for run in live if self._over(run)]:
                 live.remove(run)
                 run.session.close()
+                if self.exploration.kind == "return":
+                    self._remember_path(run)
                 progress(1)
                 yield self._episode(run)
 
@@ -198,7 +203,10 @@ class Rollout:
         ids = self.roles.codec.messages(opening)
         key = np.random.SeedSequence([seed, *task.id.encode()])
         rng = np.random.Generator(np.random.Philox(key))
-        return Live(task, seed, session, ids, ids, opening, rng, time.monotonic())
+        path = self.paths.get(task.id, ()) if self.exploration.kind == "return" else ()
+        if path and rng.random() < 0.5:  # every stage of the way is explored, its end most often
+            path = path[: int(rng.integers(len(path)))]
+        return Live(task, seed, session, ids, ids, opening, rng, time.monotonic(), path)
 
     def _choose(self, live: list[Live], actor: Actor) -> list[tuple[Live, Completion, bool]]:
         chosen: list[tuple[Live, Completion, bool]] = []
@@ -216,12 +224,28 @@ class Rollout:
 
     def _explore(self, run: Live) -> str | None:
         options = self.exploration
+        if len(run.turns) < len(run.path):
+            return run.path[len(run.turns)]
         if options.kind == "none" or run.rng.random() >= options.epsilon:
             return None
         candidates = list(run.session.admissible())
-        recent = {turn.action for turn in run.turns[-options.memory :]} if options.memory else set()
-        fresh = [action for action in candidates if action not in recent] or candidates
+        failed = set()
+        for turn in reversed(run.turns):
+            if not turn.info.get("error"):
+                break
+            failed.add(turn.action)
+        fresh = [action for action in candidates if action not in failed] or candidates
         return fresh[int(run.rng.integers(len(fresh)))] if fresh else None
+
+    def _remember_path(self, run: Live) -> None:
+        """Keep the longest way without errors; give up the last step of one that led nowhere."""
+        last = run.turns[-1]
+        way = tuple(turn.action for turn in run.turns if not turn.info.get("error"))
+        best = self.paths.get(run.task.id, ())
+        if last.terminated and sum(turn.reward for turn in run.turns) <= 0 and way[-1:] == (last.action,):
+            self.paths[run.task.id] = best[:-1] if best == way[: len(best)] else best
+        elif len(way) > len(best):
+            self.paths[run.task.id] = way
 
     def _advance(self, run: Live, completion: Completion, explored: bool, version: int) -> None:
         codec = self.roles.codec

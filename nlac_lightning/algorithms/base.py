@@ -22,9 +22,20 @@ from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
 from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.report.evaluation import (
+    evaluation_folder,
+    scalars,
+    write_comparison,
+    write_result,
+)
 from nlac_lightning.roles.roles import Roles, RolesConfig
 
 log = logging.getLogger(__name__)
+
+TESTED = {"base": "base", "trained": "online"}
+"""Policies that a test compares, and their adapters."""
+TRANSCRIPTS = 24
+"""Episodes of a test that are written out."""
 
 
 @dataclass
@@ -99,6 +110,8 @@ class Algorithm(lightning.LightningModule):
         self.counts: Counter[str] = Counter()
         self.seconds: Counter[str] = Counter()
         self._episodes: list[EpisodeRecord] = []
+        self._tested: dict[str, list[EpisodeRecord]] = {}
+        self._comparison = ""
         self.strict_loading = False  # checkpoints hold the adapters; on_load_checkpoint is strict
 
     def configure_model(self) -> None:
@@ -153,9 +166,11 @@ class Algorithm(lightning.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         began = time.perf_counter()
-        metrics = accumulate(
-            self.backbone, examples, self.compute_config.train_pack_tokens, self.manual_backward
-        )
+        with torch.random.fork_rng():  # dropout follows from seed and step, so resuming is exact
+            torch.manual_seed(torch.initial_seed() + self.global_step)
+            metrics = accumulate(
+                self.backbone, examples, self.compute_config.train_pack_tokens, self.manual_backward
+            )
         norm = self._clip(self.optimizer_config.clip_norm)
         if not examples or not torch.isfinite(norm):
             self.counts["skipped_steps"] += 1
@@ -192,7 +207,37 @@ class Algorithm(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         result = EvaluationResult("trained", "val", self._episodes, self.env.name if self.env else "")
-        self.log_dict({f"val/{k}": v for k, v in result.summary().items() if v == v})
+        self.log_dict(scalars(result, "val"))
+
+    def on_test_epoch_start(self) -> None:
+        self._tested = {policy: [] for policy in TESTED}
+
+    def test_step(self, batch: list[Task], batch_idx: int) -> None:
+        """Play a batch of tasks with the untrained base and with the trained policy."""
+        evaluator = self.evaluator()
+        for policy, adapter in TESTED.items():
+            self._tested[policy] += evaluator.play(batch, adapter, policy)
+
+    def on_test_epoch_end(self) -> None:
+        env = self.env.name if self.env else ""
+        results = [EvaluationResult(p, "test", e, env) for p, e in self._tested.items()]
+        folder = evaluation_folder(self.trainer)
+        for result in results:
+            self.log_dict(scalars(result, f"test/{result.policy}"))
+            write_result(folder, result, TRANSCRIPTS)
+        lines = [write_comparison(folder, results), "", f"transcripts: {folder}"]
+        if not self.backbone.versions["online"]:
+            lines.append("The adapter is untrained, so both are the base: give --ckpt_path.")
+        self._comparison = "\n".join(lines)
+
+    def teardown(self, stage: str) -> None:
+        if self._comparison:  # last, below Lightning's own table
+            print(f"\n{self._comparison}", flush=True)
+            self._comparison = ""
+
+    def predict_step(self, batch: list[Task], batch_idx: int) -> list[EpisodeRecord]:
+        """Play a batch of tasks with the trained policy."""
+        return self.evaluator().play(batch, "online", "trained")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The adapters only: the base model is loaded by name and never saved."""
@@ -200,8 +245,16 @@ class Algorithm(lightning.LightningModule):
         return {name: value for name, value in whole.items() if "lora_" in name}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        lora = self.backbone.model.peft_config["online"]
+        targets = lora.target_modules
         checkpoint["nlac"] = {
             "base": self.backbone_config.name,
+            "lora": {
+                "r": lora.r,
+                "lora_alpha": lora.lora_alpha,
+                "lora_dropout": lora.lora_dropout,
+                "target_modules": targets if isinstance(targets, str) else sorted(targets),
+            },
             "versions": dict(self.backbone.versions),
             "counts": dict(self.counts),
             "generator": dict(self.generator.counts),
@@ -211,7 +264,7 @@ class Algorithm(lightning.LightningModule):
         """Refuse a checkpoint of another model or without an adapter; restore counters."""
         self.configure_model()
         own = self.state_dict()
-        found = checkpoint["state_dict"]
+        found = checkpoint.get("state_dict", {})
         wrong = sorted(set(own) ^ set(found)) or [
             name for name, value in own.items() if value.shape != found[name].shape
         ]

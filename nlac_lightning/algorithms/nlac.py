@@ -79,7 +79,9 @@ class NLAC(Algorithm):
         k: futures that the evaluator sees for each action.
         m: iterations of ``refine``.
         n: candidates of ``best_of_n``.
-        base_action: the action to improve: ``fresh`` from the current policy, or ``buffer``.
+        base_action: the action to improve: ``fresh`` is drawn from the current policy (the paper),
+            ``buffer`` is the one that was taken, ``mixed`` takes the buffer's in every second
+            state. A policy that never acts right learns from explored actions only through these.
         loss: see :class:`LossConfig`.
         warmup: see :class:`~nlac_lightning.algorithms.warmup.WarmupConfig`.
         seed: seed of all sampling in training.
@@ -97,7 +99,7 @@ class NLAC(Algorithm):
         k: int = 1,
         m: int = 1,
         n: int = 4,
-        base_action: Literal["fresh", "buffer"] = "fresh",
+        base_action: Literal["fresh", "buffer", "mixed"] = "fresh",
         loss: LossConfig | None = None,
         warmup: WarmupConfig | None = None,
         seed: int = 0,
@@ -110,7 +112,7 @@ class NLAC(Algorithm):
         super().__init__(backbone, roles, optimizer, compute, evaluation)
         require_choice("model.improvement", improvement, IMPROVEMENTS)
         require_choice("model.critic", critic, ("learned", "oracle", "none", "shuffled"))
-        require_choice("model.base_action", base_action, ("fresh", "buffer"))
+        require_choice("model.base_action", base_action, ("fresh", "buffer", "mixed"))
         for name, value in (("k", k), ("m", m), ("n", n)):
             require_positive(f"model.{name}", value)
         self.improvement, self.critic_source = improvement, critic
@@ -156,12 +158,15 @@ class NLAC(Algorithm):
 
     def base_actions(self, states: Sequence[Transition], seed: int) -> list[Completion]:
         """a ~ pi_theta(. given s), or the buffer's own action where so configured."""
-        if self.base_action == "buffer":
-            return [_stored(state) for state in states]
+        every = {"fresh": 0, "mixed": 2, "buffer": 1}[self.base_action]
+        actions = {i: _stored(states[i]) for i in range(0, len(states), every)} if every else {}
+        fresh = [i for i in range(len(states)) if i not in actions]
         prompts = [
-            self.roles.prompt("policy", state.state_ids, state.state_messages) for state in states
+            self.roles.prompt("policy", states[i].state_ids, states[i].state_messages)
+            for i in fresh
         ]
-        return self._generate("policy", prompts, seed)
+        actions |= dict(zip(fresh, self._generate("policy", prompts, seed), strict=True))
+        return [actions[i] for i in range(len(states))]
 
     def critic_targets(self, batch: Sequence[Transition], seed: int) -> list[CriticTarget | None]:
         """Language Bellman backup of each transition; None where it was cut off.

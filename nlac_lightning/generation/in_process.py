@@ -55,6 +55,10 @@ class _BufferLayer(CacheLayerMixin):
         return -1
 
 
+_SHRINK = 0.75
+"""Finished rows leave a batch when at most this share is still active: moving costs copies."""
+
+
 @dataclass
 class _Row:
     """A request whose prompt is processed: where its keys and values are, and what comes next."""
@@ -102,15 +106,16 @@ class InProcessGenerator:
         training = self.backbone.model.training
         self.backbone.model.eval()  # no dropout while sampling
         try:
+            twin = _first_equals(requests)
             for adapter in ADAPTERS:
-                chosen = [i for i, request in enumerate(requests) if request.adapter == adapter]
+                chosen = [i for i in set(twin) if requests[i].adapter == adapter]
                 if chosen:
                     with self.backbone.use(adapter):
-                        self._generate(adapter, chosen, requests, done)
+                        self._generate(adapter, sorted(chosen), requests, done)
         finally:
             self.backbone.model.train(training)
         self.seconds += time.perf_counter() - begin
-        return [done[i] for i in range(len(requests))]
+        return [done[i] for i in twin]
 
     def _generate(
         self,
@@ -213,20 +218,25 @@ class InProcessGenerator:
         noise = [uniforms(row.request) for row in rows]
         ids: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
-        active = list(range(len(rows)))
+        active = list(range(len(rows)))  # row of each slot of the batch, finished ones included
+        finished: set[int] = set()
         for step in range(limit):
             tokens, scores = draw(
                 logits,
                 [rows[b].request.sampling for b in active],
-                [noise[b][step] for b in active],
+                [0.0 if b in finished else noise[b][step] for b in active],
             )
             keep = []
             for slot, b in enumerate(active):
+                if b in finished:
+                    continue
+                self.counts["generated_tokens"] += 1
                 ids[b].append(tokens[slot])
                 logprobs[b].append(scores[slot])
                 request = rows[b].request
                 stopped = stop_reached(self.backbone.tokenizer, ids[b], request)
                 if stopped or step + 1 == request.sampling.max_new_tokens:
+                    finished.add(b)
                     reason = "stop" if stopped else "length"
                     done[rows[b].index] = self._completion(
                         request, ids[b], logprobs[b], reason, version
@@ -236,10 +246,9 @@ class InProcessGenerator:
                         self._remember(cache, rows[b], ids[b][:-1], kv, longest)
                 else:
                     keep.append(slot)
-            self.counts["generated_tokens"] += len(active)
             if not keep:
                 break
-            if len(keep) < len(active):
+            if len(keep) <= _SHRINK * len(active):
                 select = torch.tensor(keep)
                 active = [active[slot] for slot in keep]
                 lengths, visible = lengths[select], visible[select]
@@ -276,3 +285,12 @@ class InProcessGenerator:
         end = start + len(ids)
         stacked = torch.stack([torch.stack([k[:, start:end], v[:, start:end]]) for k, v in kv])
         cache.insert(row.request.ids + tuple(ids), stacked)
+
+
+def _first_equals(requests: Sequence[Request]) -> list[int]:
+    """For each request the first one that must have the same answer, often itself.
+
+    Greedy requests that are equal are answered once; sampled ones that share a seed as well.
+    """
+    first: dict[Request, int] = {}
+    return [first.setdefault(request, i) for i, request in enumerate(requests)]

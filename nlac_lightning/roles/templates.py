@@ -28,8 +28,8 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"replies", "next_description"}),
         frozenset({"action", "reward", "next_action", "terminal"}),
     ),
-    "evaluator": (frozenset({"action", "descriptions"}), frozenset()),
-    "refinement": (frozenset({"action", "critique"}), frozenset()),
+    "evaluator": (frozenset({"descriptions"}), frozenset({"action"})),
+    "refinement": (frozenset({"critique"}), frozenset({"action"})),
 }
 """For each role, the fields that its files must use and those that they may use."""
 

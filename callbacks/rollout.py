@@ -1,0 +1,174 @@
+"""Fills the replay buffer with episodes of the current policy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import lightning
+import numpy as np
+from tqdm.auto import tqdm
+
+from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.envs.base import Task
+from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
+
+log = logging.getLogger(__name__)
+
+
+class RolloutCallback(lightning.Callback):
+    """Plays training tasks before training and every few gradient steps.
+
+    Episodes are committed to the buffer as they end. Which tasks are played, and every draw in
+    them, follows from ``seed`` and the number of episodes that the buffer has ever held, so a
+    resumed run plays the same ones.
+
+    Args:
+        initial_episodes: episodes that the buffer must have held before the first gradient step.
+        episodes: episodes of each later collection; 0 trains on what is in the buffer (offline).
+        every_n_steps: gradient steps between collections.
+        initial_exploration: exploration of the initial episodes.
+        exploration: exploration of the later ones.
+        limits: bounds of an episode.
+        seed: seed of tasks and draws.
+        fresh: empty the buffer at the start of a run that does not resume a checkpoint.
+    """
+
+    def __init__(
+        self,
+        initial_episodes: int = 64,
+        episodes: int = 16,
+        every_n_steps: int = 1,
+        initial_exploration: Exploration | None = None,
+        exploration: Exploration | None = None,
+        limits: RolloutLimits | None = None,
+        seed: int = 0,
+        fresh: bool = True,
+    ) -> None:
+        require_positive("rollout.initial_episodes", initial_episodes, zero=True)
+        require_positive("rollout.episodes", episodes, zero=True)
+        require_positive("rollout.every_n_steps", every_n_steps)
+        self.initial_episodes, self.episodes = initial_episodes, episodes
+        self.every_n_steps, self.seed, self.fresh = every_n_steps, seed, fresh
+        self.initial_exploration = initial_exploration or Exploration()
+        self.exploration = exploration or Exploration()
+        self.limits = limits or RolloutLimits()
+        self._mark: int | None = None
+        self._tasks: list[Task] = []
+        self.turns = 0
+
+    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Bind the buffer to this model's ids and bring it to the state of the checkpoint."""
+        data, module = _parts(trainer, pl_module)
+        buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
+        if self._mark is not None:
+            buffer.truncate(self._mark)
+        elif self.fresh and self.episodes and buffer.high_water_mark:
+            log.info("a new run: %d old episodes leave %s", buffer.num_episodes, buffer.path)
+            buffer.truncate(0)
+        self._tasks = list(data.env.tasks("train"))
+        if not self._tasks and (self.episodes or self.initial_episodes):
+            raise ConfigError("data.env", "it has no training tasks", "choose another environment")
+
+    def on_train_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        data, _ = _parts(trainer, pl_module)
+        missing = self.initial_episodes - data.buffer.high_water_mark
+        if missing > 0:
+            self._collect(trainer, pl_module, missing, self.initial_exploration, show=True)
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self.episodes and trainer.global_step % self.every_n_steps == 0:
+            self._collect(trainer, pl_module, self.episodes, self.exploration)
+
+    def _collect(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        count: int,
+        exploration: Exploration,
+        show: bool = False,
+    ) -> None:
+        data, module = _parts(trainer, pl_module)
+        first = data.buffer.high_water_mark
+        jobs = [self._job(first + i) for i in range(count)]
+        rollout = Rollout(data.env, module.roles, self.limits, exploration)
+        began = time.perf_counter()
+        rewards = []
+        with tqdm(total=count, desc="rollouts", disable=not show, leave=False) as bar:
+            for episode in rollout.play(jobs, ModelActor(module.roles, module.generator), bar.update):
+                data.buffer.append(episode)
+                rewards.append(episode.total_reward)
+                self.turns += len(episode.turns)
+        seconds = time.perf_counter() - began
+        turns = max(rollout.counts["turns"], 1)
+        scalars = {
+            "rollout/success": float(np.mean([r > 0 for r in rewards])) if rewards else 0.0,
+            "rollout/turns": turns / max(len(rewards), 1),
+            "rollout/invalid": rollout.counts["invalid"] / turns,
+            "rollout/explored": rollout.counts["explored"] / turns,
+            "rollout/seconds": seconds,
+            "env/episodes": float(data.buffer.high_water_mark),
+            "env/turns": float(self.turns),
+        }
+        for name in ("reset_error", "cut_off", "end/env_error", "end/token_limit", "end/time_limit"):
+            if rollout.counts[name]:
+                scalars[f"rollout/{name.removeprefix('end/')}"] = float(rollout.counts[name])
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars, step=trainer.global_step)
+        if show:
+            log.info(
+                "collected %d episodes (%d turns, %.0f%% successful) in %.0f s",
+                len(rewards), turns, 100 * scalars["rollout/success"], seconds,
+            )
+
+    def _job(self, number: int) -> tuple[Task, int]:
+        """Task and seed of the buffer's episode ``number``: each pass over the tasks is shuffled."""
+        turn, place = divmod(number, len(self._tasks))
+        order = np.random.default_rng([self.seed, turn]).permutation(len(self._tasks))
+        return self._tasks[order[place]], self.seed * 1_000_003 + number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"turns": self.turns}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.turns = state_dict["turns"]
+
+    def on_save_checkpoint(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        checkpoint["replay_high_water_mark"] = _parts(trainer, pl_module)[0].buffer.high_water_mark
+
+    def on_load_checkpoint(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        self._mark = checkpoint.get("replay_high_water_mark")
+
+
+def _parts(
+    trainer: lightning.Trainer, module: lightning.LightningModule
+) -> tuple[ReplayDataModule, Algorithm]:
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, ReplayDataModule) or not isinstance(module, Algorithm):
+        raise ConfigError(
+            "trainer.callbacks", "RolloutCallback needs a ReplayDataModule and an Algorithm",
+            "use them, or remove the callback",
+        )
+    return data, module

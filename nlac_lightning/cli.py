@@ -1,0 +1,86 @@
+"""``nlac``: LightningCLI's fit, validate, test and predict, and a few small commands."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+from nlac_lightning.commands import COMMANDS
+from nlac_lightning.errors import ConfigError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the ``nlac`` command. Ends with status 2 and one message on a wrong setting."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _set_up_logging()
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            COMMANDS[arguments[0]](arguments[1:])
+        else:
+            run_trainer(arguments)
+    except ConfigError as error:
+        sys.exit(_failed(str(error), 2))
+    except Exception as error:
+        if not _is_users(error):
+            raise
+        sys.exit(_failed(str(error), 1))
+
+
+def _failed(message: str, status: int) -> int:
+    print(f"nlac: {message}", file=sys.stderr)
+    return status
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether the message alone says what to do, so that a traceback would only hide it."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    from nlac_lightning.replay.buffer import BufferWriteError
+
+    return isinstance(error, MisconfigurationException | BufferWriteError | UserWarning)
+
+
+def run_trainer(arguments: list[str]) -> None:
+    """Run LightningCLI with config names resolved."""
+    from nlac_lightning.lightning_cli import NLACCommandLine
+
+    NLACCommandLine.run_from(with_config_paths(arguments))
+
+
+def with_config_paths(arguments: list[str]) -> list[str]:
+    """Replace the names after ``--config`` by paths, so that packaged configs work anywhere."""
+    from nlac_lightning.configs_path import find_config
+
+    out = list(arguments)
+    for i, word in enumerate(out):
+        if word.startswith(("--config=", "-c=")):
+            flag, _, name = word.partition("=")
+            out[i] = f"{flag}={find_config(name)}"
+        elif i and out[i - 1] in ("--config", "-c"):
+            out[i] = str(find_config(word))
+    return out
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("nlac_lightning").setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("lightning").propagate = False  # it has a handler of its own
+    for pattern in (
+        ".*does not have many workers.*",
+        ".*`is_gradient_checkpointing` is deprecated.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*LightningCLI's args parameter is intended to run from within Python.*",
+        ".*Using ModelCheckpoint with manual optimization.*",  # the state after a step is meant
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    ):
+        warnings.filterwarnings("ignore", pattern)
+    # --ckpt_path last that finds nothing must not start a new run instead
+    warnings.filterwarnings("error", ".*there is no last checkpoint available.*")
+
+
+if __name__ == "__main__":
+    main()

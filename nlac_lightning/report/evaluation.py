@@ -1,0 +1,38 @@
+"""Files and scalars of an evaluation: results as JSON, transcripts, the comparison table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import lightning
+
+from nlac_lightning.evaluation.records import EvaluationResult
+from nlac_lightning.report.table import comparison_table
+from nlac_lightning.report.transcripts import write_html, write_text
+
+
+def evaluation_folder(trainer: lightning.Trainer) -> Path:
+    """The folder ``evaluation`` under the trainer's log folder, created if missing."""
+    folder = Path(trainer.log_dir or trainer.default_root_dir, "evaluation")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_result(folder: Path, result: EvaluationResult, transcripts: int) -> None:
+    """Write ``POLICY.json``, and its first ``transcripts`` episodes as HTML and text."""
+    (folder / f"{result.policy}.json").write_text(result.to_json(), encoding="utf-8")
+    write_html(folder / f"{result.policy}.html", result, transcripts)
+    write_text(folder / f"{result.policy}.txt", result, transcripts)
+
+
+def write_comparison(folder: Path, results: Sequence[EvaluationResult]) -> str:
+    """Write ``table.txt`` with a column for each result; returns the table."""
+    table = comparison_table(results)
+    (folder / "table.txt").write_text(table + "\n", encoding="utf-8")
+    return table
+
+
+def scalars(result: EvaluationResult, prefix: str) -> dict[str, float]:
+    """The result's summary under ``prefix/``, without what could not be measured."""
+    return {f"{prefix}/{k}": v for k, v in result.summary().items() if v == v}
