@@ -61,7 +61,9 @@ class HeldOutEvaluation(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, policy: str
     ) -> None:
         if not isinstance(pl_module, Algorithm):
-            raise ConfigError("trainer.callbacks", "HeldOutEvaluation needs an Algorithm", "drop it")
+            raise ConfigError(
+                "trainer.callbacks", "HeldOutEvaluation needs an Algorithm", "drop it"
+            )
         evaluator = pl_module.evaluator()
         tasks = list(evaluator.env.tasks(self.split))[: self.tasks]
         adapter = "base" if policy == "base" else "online"
@@ -71,9 +73,7 @@ class HeldOutEvaluation(lightning.Callback):
         self.results[policy] = result
         write_result(evaluation_folder(trainer), result, self.transcripts)
         for logger in trainer.loggers:
-            logger.log_metrics(
-                scalars(result, f"{self.split}/{policy}"), step=trainer.global_step
-            )
+            logger.log_metrics(scalars(result, f"{self.split}/{policy}"), step=trainer.global_step)
         success = 100 * result.summary()["success"]
         log.info("%s policy: %.0f%% of %d tasks solved", policy, success, len(tasks))
 

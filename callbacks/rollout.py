@@ -32,6 +32,8 @@ class RolloutCallback(lightning.Callback):
         every_n_steps: gradient steps between collections.
         initial_exploration: exploration of the initial episodes.
         exploration: exploration of the later ones.
+        initial_tasks: number of training tasks that the initial episodes go over again and again;
+            None takes all. ``return`` exploration has to meet a task often to find its way.
         limits: bounds of an episode.
         seed: seed of tasks and draws.
         fresh: empty the buffer at the start of a run that does not resume a checkpoint.
@@ -44,6 +46,7 @@ class RolloutCallback(lightning.Callback):
         every_n_steps: int = 1,
         initial_exploration: Exploration | None = None,
         exploration: Exploration | None = None,
+        initial_tasks: int | None = None,
         limits: RolloutLimits | None = None,
         seed: int = 0,
         fresh: bool = True,
@@ -51,13 +54,17 @@ class RolloutCallback(lightning.Callback):
         require_positive("rollout.initial_episodes", initial_episodes, zero=True)
         require_positive("rollout.episodes", episodes, zero=True)
         require_positive("rollout.every_n_steps", every_n_steps)
+        if initial_tasks is not None:
+            require_positive("rollout.initial_tasks", initial_tasks)
         self.initial_episodes, self.episodes = initial_episodes, episodes
+        self.initial_tasks = initial_tasks
         self.every_n_steps, self.seed, self.fresh = every_n_steps, seed, fresh
         self.initial_exploration = initial_exploration or Exploration()
         self.exploration = exploration or Exploration()
         self.limits = limits or RolloutLimits()
         self._mark: int | None = None
         self._tasks: list[Task] = []
+        self._paths: dict[str, tuple[str, ...]] = {}
         self.turns = 0
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -103,7 +110,7 @@ class RolloutCallback(lightning.Callback):
         data, module = _parts(trainer, pl_module)
         first = data.buffer.high_water_mark
         jobs = [self._job(first + i) for i in range(count)]
-        rollout = Rollout(data.env, module.roles, self.limits, exploration)
+        rollout = Rollout(data.env, module.roles, self.limits, exploration, self._paths)
         began = time.perf_counter()
         rewards = []
         with tqdm(total=count, desc="rollouts", disable=not show, leave=False) as bar:
@@ -135,9 +142,12 @@ class RolloutCallback(lightning.Callback):
 
     def _job(self, number: int) -> tuple[Task, int]:
         """Task and seed of the buffer's episode ``number``: each pass over the tasks is shuffled."""
-        turn, place = divmod(number, len(self._tasks))
-        order = np.random.default_rng([self.seed, turn]).permutation(len(self._tasks))
-        return self._tasks[order[place]], self.seed * 1_000_003 + number
+        tasks = self._tasks
+        if number < self.initial_episodes:
+            tasks = tasks[: self.initial_tasks]
+        turn, place = divmod(number, len(tasks))
+        order = np.random.default_rng([self.seed, turn]).permutation(len(tasks))
+        return tasks[order[place]], self.seed * 1_000_003 + number
 
     def state_dict(self) -> dict[str, Any]:
         return {"turns": self.turns}

@@ -12,7 +12,7 @@ from nlac_lightning.errors import ConfigError
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of the ``nlac`` command. Ends with status 2 and one message on a wrong setting."""
+    """The ``nlac`` command. A wrong setting ends it with status 2 and one message."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _set_up_logging()
@@ -23,7 +23,12 @@ def main(argv: list[str] | None = None) -> None:
             run_trainer(arguments)
     except ConfigError as error:
         sys.exit(_failed(str(error), 2))
+    except KeyboardInterrupt:
+        sys.exit(_failed("interrupted", 130))
     except Exception as error:
+        wrong = _wrapped_config_error(error)
+        if wrong is not None:
+            sys.exit(_failed(str(wrong), 2))
         if not _is_users(error):
             raise
         sys.exit(_failed(str(error), 1))
@@ -32,6 +37,13 @@ def main(argv: list[str] | None = None) -> None:
 def _failed(message: str, status: int) -> int:
     print(f"nlac: {message}", file=sys.stderr)
     return status
+
+
+def _wrapped_config_error(error: BaseException | None) -> ConfigError | None:
+    """The setting at fault, where a library has wrapped the error in one of its own."""
+    while error is not None and not isinstance(error, ConfigError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _is_users(error: Exception) -> bool:

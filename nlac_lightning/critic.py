@@ -133,9 +133,10 @@ class Critic:
         if self.source == "oracle":
             return [self._oracle(s, a) for s, a in zip(states, actions, strict=True)]
         critiques = self.learned(states, actions, seed)
-        if self.source == "shuffled":
-            order = np.random.default_rng(seed).permutation(len(critiques))
-            critiques = [critiques[i] for i in order]
+        if self.source == "shuffled" and len(critiques) > 1:
+            # A rotation: a random order would leave some with their own.
+            shift = int(np.random.default_rng(seed).integers(1, len(critiques)))
+            critiques = critiques[shift:] + critiques[:shift]
         return critiques
 
     def learned(

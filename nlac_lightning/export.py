@@ -50,7 +50,9 @@ def export_adapter(checkpoint: Path, out: Path, adapter: Literal["online", "targ
         config.save_pretrained(str(out))
         save_file(weights, out / "adapter_model.safetensors", metadata={"format": "pt"})
     except OSError as error:
-        raise ConfigError(str(out), f"cannot be written ({error})", "name another folder") from error
+        raise ConfigError(
+            str(out), f"cannot be written ({error})", "name another folder"
+        ) from error
     return (
         f"{adapter} adapter of {facts['base']} ({len(weights)} tensors) written to {out}\n"
         f"load it: peft.PeftModel.from_pretrained(base_model, '{out}')"
@@ -65,7 +67,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any foreign file: torch raises whatever its parts do
-        raise ConfigError(str(path), f"it is no checkpoint ({type(error).__name__})", fix) from error
+        raise ConfigError(
+            str(path), f"it is no checkpoint ({type(error).__name__})", fix
+        ) from error
     if not isinstance(content, dict) or "lora" not in content.get("nlac", {}):
         raise ConfigError(str(path), "it is not a checkpoint of this package", fix)
     return content

@@ -73,8 +73,9 @@ class Improver:
         actions = [self.roles.action(completion.text) for completion in base]
         critiques = self.critic.critique(states, actions, seed)
         if self.kind == "accept":
+            blind = self.critic.source == "none"  # the control without a critic accepts all
             return [
-                Improvement(_whole(c) if q.good is not False else None, "policy", a, q)
+                Improvement(_whole(c) if q.good or blind else None, "policy", a, q)
                 for c, a, q in zip(base, actions, critiques, strict=True)
             ]
         if self.kind == "refine":

@@ -19,11 +19,14 @@ from nlac_lightning.errors import ConfigError
 from nlac_lightning.export import read_checkpoint
 
 AUTOMATIC = {
-    "gradient_clip_val": "model.init_args.optimizer.clip_norm",
-    "gradient_clip_algorithm": "model.init_args.optimizer.clip_norm",
-    "accumulate_grad_batches": "data.batch_size and model.init_args.compute.train_pack_tokens",
+    "gradient_clip_val": (None, "model.init_args.optimizer.clip_norm"),
+    "gradient_clip_algorithm": (None, "model.init_args.optimizer.clip_norm"),
+    "accumulate_grad_batches": (
+        1,
+        "data.batch_size (model.init_args.compute.train_pack_tokens bounds the memory)",
+    ),
 }
-"""Trainer settings that only work with automatic optimisation, and what takes their place."""
+"""Trainer settings that need automatic optimisation: their default, and what takes their place."""
 
 
 class NLACCommandLine(LightningCLI):
@@ -46,7 +49,15 @@ class NLACCommandLine(LightningCLI):
             seed_everything_default=0,
             args=arguments,
             run=run,
-            parser_kwargs={"description": "Natural Language Actor-Critic for LLM agents"},
+            auto_configure_optimizers=False,  # an algorithm has its own
+            parser_kwargs={
+                "description": "Natural Language Actor-Critic for LLM agents",
+                # the usage that stands above an error would list hundreds of options
+                **{
+                    name: {"usage": f"nlac {name} --config FILE [--KEY VALUE ...]"}
+                    for name in cls.subcommands()
+                },
+            },
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -60,8 +71,8 @@ class NLACCommandLine(LightningCLI):
         path = self._setting("ckpt_path")
         if path not in (None, "last", "best", "hpc") and not Path(path).is_dir():
             read_checkpoint(Path(path))
-        for name, instead in AUTOMATIC.items():
-            if self._setting("trainer")[name] not in (None, 1):
+        for name, (default, instead) in AUTOMATIC.items():
+            if self._setting("trainer")[name] != default:
                 raise ConfigError(
                     f"trainer.{name}", "manual optimisation does not use it", f"set {instead}"
                 )

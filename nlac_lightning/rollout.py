@@ -54,11 +54,15 @@ class Exploration:
     best actions found for the task so far (after Go-Explore, arXiv 1901.10995)."""
     epsilon: float = 0.5
     """Probability of such an action; 1 explores without the model and costs no generation."""
+    tries: int = 3
+    """With ``return``: turns after the way back, then the episode is cut (``explored``). Short
+    episodes cost few tokens and hold many right actions."""
 
     def __post_init__(self) -> None:
         require_choice("rollout.exploration.kind", self.kind, ("none", "epsilon", "return"))
         require_positive("rollout.exploration.epsilon", self.epsilon, zero=True)
         require_positive("rollout.exploration.epsilon", 1 - self.epsilon, zero=True)
+        require_positive("rollout.exploration.tries", self.tries)
 
 
 @dataclass
@@ -186,7 +190,7 @@ class Rollout:
                 self._advance(run, completion, explored, actor.version)
             for run in [run for run in live if self._over(run)]:
                 live.remove(run)
-                run.session.close()
+                self._close(run)
                 if self.exploration.kind == "return":
                     self._remember_path(run)
                 progress(1)
@@ -228,7 +232,11 @@ class Rollout:
             return run.path[len(run.turns)]
         if options.kind == "none" or run.rng.random() >= options.epsilon:
             return None
-        candidates = list(run.session.admissible())
+        try:
+            candidates = list(run.session.admissible())
+        except Exception as error:
+            log.warning("task %s lists no actions: %s", run.task.id, error)
+            return None
         failed = set()
         for turn in reversed(run.turns):
             if not turn.info.get("error"):
@@ -236,6 +244,10 @@ class Rollout:
             failed.add(turn.action)
         fresh = [action for action in candidates if action not in failed] or candidates
         return fresh[int(run.rng.integers(len(fresh)))] if fresh else None
+
+    @staticmethod
+    def _tried(run: Live) -> int:
+        return len(run.turns) - len(run.path)
 
     def _remember_path(self, run: Live) -> None:
         """Keep the longest way without errors; give up the last step of one that led nowhere."""
@@ -251,11 +263,7 @@ class Rollout:
         codec = self.roles.codec
         text = completion.text
         action = text if explored else self.roles.action(text)
-        oracle = run.session.oracle_critique(action)
         step = self._step(run, action)
-        info = dict(step.info)
-        if oracle is not None:
-            info["oracle"] = {"good": oracle.good, "text": oracle.text(), "action": oracle.action}
         head = codec.header()
         sampled = head + completion.ids
         delta = sampled + codec.close(completion) + codec.messages(step.messages)
@@ -273,27 +281,37 @@ class Rollout:
             reward=step.reward,
             terminated=step.terminated,
             truncated=step.truncated,
-            info=info,
+            info=dict(step.info),
         )
         run.turns.append(turn)
         run.state_ids += delta
         run.messages += [{"role": "assistant", "content": turn.completion}, *step.messages]
         self.counts["turns"] += 1
-        self.counts["invalid"] += not info.get("valid", True)
+        self.counts["invalid"] += not step.info.get("valid", True)
         self.counts["cut_off"] += not completion.complete
         self.counts["explored"] += explored
 
     def _step(self, run: Live, action: str) -> Step:
         try:
+            oracle = run.session.oracle_critique(action)
             step = run.session.step(action)
         except Exception as error:
             log.warning("task %s failed in step %d: %s", run.task.id, len(run.turns), error)
             reason = {"reason": "env_error", "error": f"{type(error).__name__}: {error}"}
             return Step([], truncated=True, info=reason)
+        if oracle is not None:
+            truth = {"good": oracle.good, "text": oracle.text(), "action": oracle.action}
+            step = replace(step, info={**step.info, "oracle": truth})
         if not math.isfinite(step.reward):
             reason = {"reason": "env_error", "error": f"reward {step.reward}"}
             return Step(step.messages, truncated=True, info={**step.info, **reason})
         return step
+
+    def _close(self, run: Live) -> None:
+        try:
+            run.session.close()
+        except Exception as error:
+            log.warning("task %s could not be closed: %s", run.task.id, error)
 
     def _over(self, run: Live) -> bool:
         last = run.turns[-1]
@@ -304,6 +322,8 @@ class Rollout:
             limit = "step_limit"
         elif len(run.state_ids) >= self.limits.max_tokens:
             limit = "token_limit"
+        elif self.exploration.kind == "return" and self._tried(run) >= self.exploration.tries:
+            limit = "explored"
         elif time.monotonic() - run.started > self.limits.max_seconds:
             limit = "time_limit"
         if limit:

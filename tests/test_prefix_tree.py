@@ -33,6 +33,7 @@ def plain(tiny_llama_path: str) -> torch.nn.Module:
     return model.get_decoder().eval()
 
 
+@settings(deadline=None)
 @given(trees)
 def test_each_distinct_prefix_is_one_token_that_sees_its_ancestors(sequences: Sequences) -> None:
     tree = pack_tree(sequences)
@@ -90,6 +91,7 @@ def test_cached_prefixes_give_the_same_states(
         torch.testing.assert_close(hidden[rows], alone, atol=1e-5, rtol=1e-5)
 
 
+@settings(deadline=None)
 @given(trees, st.integers(1, 20))
 def test_packs_cover_each_sequence_once_within_the_limit(sequences: Sequences, limit: int) -> None:
     packs = list(split_packs(sequences, limit))

@@ -1,4 +1,4 @@
-"""What all algorithms share: the model, one optimizer step from examples, evaluation, checkpoints."""
+"""What all algorithms share: model, optimizer step from examples, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -174,7 +174,12 @@ class Algorithm(lightning.LightningModule):
         norm = self._clip(self.optimizer_config.clip_norm)
         if not examples or not torch.isfinite(norm):
             self.counts["skipped_steps"] += 1
-            log.warning("step %d skipped: %d examples, gradient norm %s", self.global_step, len(examples), norm)
+            log.warning(
+                "step %d skipped: %d examples, gradient norm %s",
+                self.global_step,
+                len(examples),
+                norm,
+            )
             optimizer.zero_grad()
         optimizer.step()
         optimizer.zero_grad()
@@ -206,7 +211,9 @@ class Algorithm(lightning.LightningModule):
         self._episodes += self.evaluator().play(batch, "online", "trained")
 
     def on_validation_epoch_end(self) -> None:
-        result = EvaluationResult("trained", "val", self._episodes, self.env.name if self.env else "")
+        result = EvaluationResult(
+            "trained", "val", self._episodes, self.env.name if self.env else ""
+        )
         self.log_dict(scalars(result, "val"))
 
     def on_test_epoch_start(self) -> None:

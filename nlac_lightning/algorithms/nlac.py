@@ -33,6 +33,9 @@ class LossConfig:
     """L1 per token: ``kl`` matches the teacher's whole distribution, ``nll`` its sample."""
     critic_weight: float = 1.0
     """Weight of L1."""
+    critic_share: float = 1.0
+    """Share of a batch that gets a critic target once the policy learns, above 0 and at most 1.
+    Backups are the dearest part of a step; a warmed-up critic needs fewer of them."""
     policy_weight: float = 1.0
     """Weight of L2."""
     policy_kl: float = 0.0
@@ -46,6 +49,8 @@ class LossConfig:
         require_choice("model.loss.critic", self.critic, ("kl", "nll"))
         for name in ("critic_weight", "policy_weight", "policy_kl", "role_replay"):
             require_positive(f"model.loss.{name}", getattr(self, name), zero=True)
+        require_positive("model.loss.critic_share", self.critic_share)
+        require_positive("model.loss.critic_share", 1 - self.critic_share, zero=True)
         if self.critic_weight == 0 and self.policy_weight == 0:
             raise ConfigError("model.loss", "both weights are 0", "give critic or policy a weight")
 
@@ -135,7 +140,11 @@ class NLAC(Algorithm):
         self.critic.played.clear()
         began = time.perf_counter()
         if self.loss.critic_weight > 0:
-            targets = self.critic_targets(batch, seed)
+            outcome = not self.gate.is_open and self.gate.config.targets == "outcome"
+            chosen = self._critic_part(len(batch))
+            made = self.critic_targets([batch[i] for i in chosen], seed, bootstrap=not outcome)
+            for i, target in zip(chosen, made, strict=True):
+                targets[i] = target
         examples = self._critic_examples(batch, targets)
         metrics |= self.gate.observe(self.critic, batch, targets, self.global_step, seed)
         if self.loss.policy_weight > 0 and self.gate.open(self.global_step):
@@ -149,6 +158,12 @@ class NLAC(Algorithm):
         metrics["seconds_targets"] = self.seconds["targets"]
         metrics["seconds_optimize"] = self.seconds["optimize"]
         self.log_step(metrics, len(batch))
+
+    def _critic_part(self, size: int) -> list[int]:
+        """Places in the batch that get a critic target, evenly spread."""
+        share = self.loss.critic_share if self.gate.is_open else 1.0
+        count = max(1, round(share * size))
+        return [i * size // count for i in range(count)]
 
     def improver(self) -> Improver:
         """The configured improvement step."""
@@ -168,13 +183,17 @@ class NLAC(Algorithm):
         actions |= dict(zip(fresh, self._generate("policy", prompts, seed), strict=True))
         return [actions[i] for i in range(len(states))]
 
-    def critic_targets(self, batch: Sequence[Transition], seed: int) -> list[CriticTarget | None]:
+    def critic_targets(
+        self, batch: Sequence[Transition], seed: int, bootstrap: bool = True
+    ) -> list[CriticTarget | None]:
         """Language Bellman backup of each transition; None where it was cut off.
 
         d_t ~ B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) with a_{t+1} ~ pi_theta and d_{t+1} ~ M_theta-bar;
-        a terminal transition has nothing to bootstrap and describes the outcome itself.
+        a terminal transition has nothing to bootstrap and describes the outcome itself. Without
+        ``bootstrap`` all transitions are taken as terminal, with the return of their episode from
+        there on as the reward: Monte-Carlo targets.
         """
-        after = [i for i, transition in enumerate(batch) if not transition.terminal]
+        after = [i for i, x in enumerate(batch) if bootstrap and not x.terminal]
         messages = {i: _next_messages(batch[i]) for i in after}
         prompts = [
             self.roles.prompt("policy", batch[i].next_state_ids, messages[i]) for i in after
@@ -198,9 +217,9 @@ class NLAC(Algorithm):
                     transition.state_ids,
                     transition.state_messages,
                     action=transition.turn.action,
-                    reward=transition.turn.reward,
+                    reward=transition.turn.reward if bootstrap else transition.return_to_go,
                     replies=" ".join(message["content"] for message in transition.turn.replies),
-                    terminal=transition.terminal,
+                    terminal=i not in follows,
                     next_action=next_action,
                     next_description=description,
                 )

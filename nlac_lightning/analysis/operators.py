@@ -49,9 +49,21 @@ class Operator(Protocol):
 def refine(policy: Array, good: Array, allowed: Mask) -> Array:
     """A good action is kept, a bad one replaced by another allowed one at random.
 
-    For a fixed critic its fixed point is proportional to ``1 / (1 - good)`` in each state.
+    See :func:`refine_limit` for where it ends.
     """
     return policy * good + _another(policy * (1.0 - good), allowed)
+
+
+def refine_limit(policy: Array, good: Array, allowed: Mask) -> Array:
+    """Where :func:`refine` ends for fixed verdicts: in proportion to ``1 / (1 - good)``.
+
+    As much mass leaves an action, ``policy * (1 - good)``, as comes back, and that is the same for
+    all. Actions that are always good take everything.
+    """
+    sure = allowed & (good >= 1.0)
+    weights = allowed / np.where(good < 1.0, 1.0 - good, 1.0)
+    weights = np.where(sure.any(-1, keepdims=True), sure, weights)
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def refine_proportional(policy: Array, good: Array, allowed: Mask) -> Array:
@@ -65,6 +77,22 @@ def refine_proportional(policy: Array, good: Array, allowed: Mask) -> Array:
     share = np.divide(bad, rest, out=np.zeros_like(bad), where=rest > 0)
     moved = policy * (share.sum(-1, keepdims=True) - share)
     return policy * good + moved + np.where(rest > 0, 0.0, bad)
+
+
+def refine_proportional_limit(policy: Array, good: Array, allowed: Mask) -> Array:
+    """Where :func:`refine_proportional` ends for fixed verdicts, from inside the simplex.
+
+    With ``n`` actions left, ``1 - policy`` is proportional to ``1 - good``; an action for which
+    that leaves no mass dies out, and the rest share among themselves.
+    """
+    bad = 1.0 - good
+    left = allowed
+    for _ in range(allowed.shape[-1]):
+        others = left.sum(-1, keepdims=True) - 1
+        total = np.where(left, bad, 0.0).sum(-1, keepdims=True)
+        share = 1.0 - others * bad / np.where(total > 0, total, 1.0)
+        left = left & ((share > 0) | (total <= 0))
+    return np.where(left, share, 0.0) / np.where(left, share, 0.0).sum(-1, keepdims=True)
 
 
 def accept(policy: Array, good: Array, allowed: Mask) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -290,7 +290,10 @@ class InProcessGenerator:
 def _first_equals(requests: Sequence[Request]) -> list[int]:
     """For each request the first one that must have the same answer, often itself.
 
-    Greedy requests that are equal are answered once; sampled ones that share a seed as well.
+    Greedy requests that are equal but for the seed are answered once; sampled ones that share the
+    seed as well.
     """
     first: dict[Request, int] = {}
-    return [first.setdefault(request, i) for i, request in enumerate(requests)]
+    greedy = [request.sampling.temperature == 0 for request in requests]
+    keys = [replace(r, seed=0) if g else r for r, g in zip(requests, greedy, strict=True)]
+    return [first.setdefault(key, i) for i, key in enumerate(keys)]

@@ -58,7 +58,7 @@ def _truncate(row: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_k:
         drop[sampling.top_k :] = True
     if sampling.top_p < 1:
-        p = values.softmax(-1)
+        p = values.masked_fill(drop, -torch.inf).softmax(-1)
         drop |= p.cumsum(-1) - p >= sampling.top_p  # the most likely token always stays
     return row.masked_fill(torch.zeros_like(drop).scatter(0, order, drop), -torch.inf)
 

@@ -53,6 +53,10 @@ class Codec(ABC):
         """Text of ids, control tokens shown."""
         return self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
+    def field(self, value: Any) -> Any:
+        """A template field as it may stand in an instruction; texts (or a list of them) change."""
+        return value
+
     def messages(self, messages: Sequence[Message]) -> Ids:
         """Ids of whole messages, each one closed."""
         return tuple(i for message in messages for i in self.message(message))
@@ -98,6 +102,11 @@ class PlainCodec(Codec):
 
     def _format(self) -> str:
         return self.agent
+
+    def field(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.field(item) for item in value]
+        return one_line(value) if isinstance(value, str) else value
 
     def message(self, message: Message) -> Ids:
         if message["role"] == "system":

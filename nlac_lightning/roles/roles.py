@@ -106,11 +106,11 @@ class Roles:
         heard = [m["content"] for m in messages if m["role"] not in ("system", "assistant")]
         text, prefill = self.templates[role].render(
             {
-                "opening": heard[0] if heard else "",
-                "observation": heard[-1] if heard else "",
+                "opening": self.codec.field(heard[0] if heard else ""),
+                "observation": self.codec.field(heard[-1] if heard else ""),
                 "agent": getattr(self.codec, "agent", "Agent"),
-                **fields,
             }
+            | {name: self.codec.field(value) for name, value in fields.items()}
         )
         if not text.strip() and not prefill:  # the policy: its instruction is the system message
             return Prompt(state_ids + self.codec.header())
@@ -157,11 +157,12 @@ def split_thought(text: str) -> tuple[str, str]:
     What is after the last ``Action:`` is the action, and nothing of the thought reaches the
     environment: a completion that only thinks has the empty action.
     """
-    visible = _THINK.sub("", text)
+    # A chat template may open the thought in the agent's header: then only its end is visible.
+    visible = _THINK.sub("", text).rpartition("</think>")[2]
     marks = list(_ACTION.finditer(visible))
     if marks:
         return visible[: marks[-1].start()].strip(), visible[marks[-1].end() :].strip()
-    if re.match(r"\s*thought\s*:", visible, re.IGNORECASE):
+    if re.match(r"[\s*#]*thought[\s*]*:", visible, re.IGNORECASE):
         return visible.strip(), ""
     return "", visible.strip()
 

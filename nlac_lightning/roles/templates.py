@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, nodes
+from jinja2 import StrictUndefined, TemplateRuntimeError, TemplateSyntaxError, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 from nlac_lightning.errors import ConfigError
@@ -52,7 +52,7 @@ class RoleTemplate:
         """The instruction and the start of the answer."""
         try:
             return self.body.render(**fields), self.prefill.render(**fields)
-        except UndefinedError as error:
+        except TemplateRuntimeError as error:
             raise ConfigError(str(self.path), str(error), "correct the template") from error
 
 
@@ -92,6 +92,7 @@ def _load(environment: SandboxedEnvironment, folder: Path, role: str) -> RoleTem
     for file, source in sources.items():
         try:
             tree = environment.parse(source)
+            environment.from_string(source)  # finds unknown filters and tests
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"{file}:{error.lineno}", str(error.message), "correct the template"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,7 +12,7 @@ sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_si
 
 
 def kv_of(ids: tuple[int, ...], start: int = 0) -> Tensor:
-    """[layers=2, 2, heads=1, tokens, dim=1]: each value depends on the whole prefix, as real ones."""
+    """[layers=2, 2, heads=1, tokens, dim=1]: each value depends on the whole prefix."""
     codes = [hash(ids[: n + 1]) % 1_000_003 for n in range(start, len(ids))]
     return torch.tensor(codes, dtype=torch.float64).expand(2, 2, 1, -1)[..., None].clone()
 
@@ -43,8 +43,11 @@ def held(cache: RadixCache) -> int:
     return total
 
 
+@settings(deadline=None)
 @given(sequences, sequences)
-def test_the_longest_known_prefix_comes_back(stored: list[list[int]], asked: list[list[int]]) -> None:
+def test_the_longest_known_prefix_comes_back(
+    stored: list[list[int]], asked: list[list[int]]
+) -> None:
     cache = RadixCache(1000)
     prefixes = {()}
     for ids in map(tuple, stored):
@@ -57,6 +60,7 @@ def test_the_longest_known_prefix_comes_back(stored: list[list[int]], asked: lis
         assert known(cache, ids, len(ids) - 1) == min(longest, len(ids) - 1)
 
 
+@settings(deadline=None)
 @given(sequences, st.integers(0, 6))
 def test_the_bound_holds_and_what_stays_is_right(stored: list[list[int]], bound: int) -> None:
     cache = RadixCache(bound)

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlac_lightning import models
@@ -84,9 +84,12 @@ def test_the_forced_start_of_an_answer_is_counted(tokenizer: Any) -> None:
     prompt = roles.prompt("backup", (), MESSAGES, **FIELDS["backup"])
     assert prompt.prefill > 0
     forced = roles.codec.decode(prompt.ids[len(prompt.ids) - prompt.prefill :])
-    assert forced == roles.templates["backup"].render(
-        {"opening": "", "observation": "", "agent": "", **FIELDS["backup"]}
-    )[1]
+    assert (
+        forced
+        == roles.templates["backup"].render(
+            {"opening": "", "observation": "", "agent": "", **FIELDS["backup"]}
+        )[1]
+    )
     assert roles.prompt("successor", (), MESSAGES, action="x").prefill == 0
 
 
@@ -150,6 +153,7 @@ def test_nothing_of_a_thought_reaches_the_environment(text: str, action: str) ->
     assert split_thought(text)[1] == action
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab \n.:*", max_size=20), st.text(alphabet="xy 1\n", max_size=10))
 def test_any_thought_stays_inside(thought: str, action: str) -> None:
     for text in (

@@ -91,7 +91,7 @@ def test_unknown_field_with_its_line(folder: Path, name: str) -> None:
 )
 def test_missing_required_field(folder: Path, role: str, field: str) -> None:
     (folder / f"{role}.prefill.jinja").unlink(missing_ok=True)
-    others = "".join("{{ %s }}" % f for f in FIELDS[role][0] if f != field)
+    others = "".join(f"{{{{ {f} }}}}" for f in FIELDS[role][0] if f != field)
     path = folder / f"{role}.jinja"
     path.write_text(f"one\n{others}\nthree")
     refused(folder, f"{path}:3", f"'{field}'")

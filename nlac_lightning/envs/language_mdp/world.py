@@ -12,12 +12,13 @@ DIRECTIONS = ("north", "east", "south", "west", "up", "down")
 TRAP = "trap"
 """Where a trapped exit leads; a trap is no room, the walk ends in it."""
 
-ROOMS = (
+_NAMES = (
     "attic archive armory bakery ballroom bathroom bedroom boudoir cabin cellar chapel closet "
     "corridor courtyard crypt dairy den dungeon foyer gallery garage garden greenhouse gym hall "
     "kitchen laboratory larder laundry library lobby loft lounge nursery office pantry parlor "
     "porch stable studio study terrace theater tower vault veranda washroom workshop"
-).split()
+)
+ROOMS = tuple(_NAMES.split())
 MIN_DISTANCE = 4
 """Moves between a task's start and its goal, at least."""
 

@@ -1,0 +1,277 @@
+"""NLAC's targets and gradient step, with a tiny model in a real Trainer on the help desk."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.warmup import WarmupConfig
+from nlac_lightning.backbone import BackboneConfig
+from nlac_lightning.callbacks import RolloutCallback
+from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.envs.help_desk import HelpDeskEnv
+from nlac_lightning.errors import ConfigError
+from nlac_lightning.generation.base import Completion, Request, Sampling
+from nlac_lightning.replay.episode import Transition
+from nlac_lightning.roles.roles import RoleConfig, Roles, RolesConfig
+from nlac_lightning.rollout import Exploration, OracleActor, Rollout, RolloutLimits
+
+ENV = HelpDeskEnv(level=0, n_train=4)
+# A random model never ends a line; nearly each of its tokens holds one of these letters.
+ENDS = Sampling(temperature=1.0, max_new_tokens=12, stop=("e", "a", "i", "o"))
+NEVER_ENDS = Sampling(temperature=1.0, max_new_tokens=2, stop=("\x00",))
+
+
+def make(
+    path: str, sampling: Sampling = ENDS, roles: dict[str, Any] | None = None, **options: Any
+) -> NLAC:
+    """NLAC with short answers; adapters that are neither zero nor equal."""
+    settings = {role: RoleConfig(sampling=sampling) for role in ("policy", "successor")}
+    settings |= {role: RoleConfig(sampling=sampling) for role in ("evaluator", "refinement")}
+    settings |= {"backup": RoleConfig(adapter="target", sampling=sampling)} | (roles or {})
+    module = NLAC(
+        roles=RolesConfig(templates="help_desk_small", format="plain", action="plain", **settings),
+        backbone=BackboneConfig(path, lora_r=2, dtype="float32"),
+        optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0),
+        **options,
+    )
+    module.configure_model()
+    torch.manual_seed(1)
+    for adapter in ("online", "target"):
+        for parameter in module.backbone.adapter_parameters(adapter).values():
+            nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+Call = list[tuple[Request, Completion]]
+
+
+def record(module: NLAC) -> list[Call]:
+    """The module's calls of its generator, which still answers itself."""
+    calls: list[Call] = []
+    generate = module.generator.generate
+
+    def recorded(requests: Sequence[Request]) -> list[Completion]:
+        outs = generate(requests)
+        calls.append(list(zip(requests, outs, strict=True)))
+        return outs
+
+    module.generator.generate = recorded  # type: ignore[method-assign]
+    return calls
+
+
+def transitions(roles: Roles) -> list[Transition]:
+    rollout = Rollout(ENV, roles, RolloutLimits())
+    episodes = rollout.play([(ENV.tasks("train")[0], 0)], OracleActor(roles.codec))
+    return next(episodes).transitions()
+
+
+def test_the_bootstrap_draws_action_description_and_backup(tiny_llama_path: str) -> None:
+    module = make(tiny_llama_path)
+    roles = module.roles
+    batch = transitions(roles)
+    calls = record(module)
+    targets = module.critic_targets(batch, 0)
+    policy, successor, backup = calls
+    going = [t for t in batch if not t.terminal]
+    assert len(going) == len(batch) - 1 == len(policy) == len(successor)
+    for transition, (asked, said), (described, _) in zip(going, policy, successor, strict=True):
+        # a_{t+1} ~ pi_theta in s_{t+1}, drawn anew
+        assert asked.adapter == "online"
+        assert asked.ids == transition.next_state_ids + roles.codec.header()
+        # d_{t+1} ~ M_theta-bar for that very action
+        assert described.adapter == "target"
+        action = roles.action(said.text)
+        expected = roles.prompt("successor", transition.next_state_ids, [], action=action)
+        assert described.ids == expected.ids
+    assert len({request.seed for request, _ in policy}) == len(policy)
+    for n, (transition, (request, drawn), target) in enumerate(
+        zip(batch, backup, targets, strict=True)
+    ):
+        assert request.adapter == "target"
+        asked = roles.codec.decode(request.ids[len(transition.state_ids) :])
+        assert " ".join(m["content"] for m in transition.turn.replies) in asked
+        if transition.terminal:
+            assert "the customer is happy" in asked.rsplit("Now: ", 1)[1]
+        else:
+            assert " ".join(successor[n][1].text.split()) in asked
+        if not drawn.complete:
+            assert target is None
+            continue
+        assert target is not None
+        assert target.ids[target.forced :] == drawn.ids
+        assert target.ids[: target.forced] == request.ids[len(request.ids) - target.forced :]
+        assert target.teacher == request.ids + drawn.ids
+    assert module.counts["backup_dropped"] == sum(t is None for t in targets)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_terminal_transition_has_nothing_to_bootstrap(
+    tiny_llama_path: str, reward: float
+) -> None:
+    module = make(tiny_llama_path)
+    last = transitions(module.roles)[-1]
+    assert last.terminal
+    last = replace(last, turn=replace(last.turn, reward=reward))
+    calls = record(module)
+    module.critic_targets([last, last], 0)
+    assert [len(call) for call in calls if call] == [2], "neither a next action nor a future"
+    backup = calls[-1]
+    asked = module.roles.codec.decode(backup[0][0].ids).rsplit("Now: ", 1)[1]
+    assert ("unhappy" not in asked) == (reward > 0)
+
+
+def test_a_truncated_transition_is_bootstrapped(tiny_llama_path: str) -> None:
+    module = make(tiny_llama_path)
+    last = transitions(module.roles)[-1]
+    cut = replace(last, turn=replace(last.turn, terminated=False, truncated=True))
+    calls = record(module)
+    module.critic_targets([cut], 0)
+    assert [len(call) for call in calls] == [1, 1, 1]
+
+
+def test_critic_examples_set_the_students_prompt_before_the_same_tokens(
+    tiny_llama_path: str,
+) -> None:
+    base = RoleConfig(adapter="base", sampling=ENDS)
+    cases: list[tuple[Any, str, dict[str, Any]]] = [
+        ("kl", "target", {}),
+        ("kl", "base", {"backup": base}),
+        ("nll", "", {}),
+    ]
+    for kind, adapter, roles in cases:
+        module = make(tiny_llama_path, roles=roles, loss=LossConfig(critic=kind, critic_weight=3.0))
+        batch = transitions(module.roles)
+        targets = module.critic_targets(batch, 0)
+        kept = [(t, x) for t, x in zip(batch, targets, strict=True) if x is not None]
+        examples = module._critic_examples(batch, targets)
+        assert len(examples) == len(kept) > 0
+        assert sum(e.weight for e in examples) == pytest.approx(3.0)
+        for example, (transition, target) in zip(examples, kept, strict=True):
+            prompt = module.roles.prompt(
+                "successor", transition.state_ids, [], action=transition.turn.action
+            )
+            assert example.ids == prompt.ids + target.ids and example.start == len(prompt.ids)
+            assert example.forced == target.forced
+            if kind == "nll":
+                assert example.teacher is None
+            else:
+                assert example.teacher is not None and example.teacher.adapter == adapter
+                assert example.teacher.ids[-len(target.ids) :] == target.ids
+
+
+@pytest.mark.parametrize(("base_action", "every"), [("buffer", 1), ("mixed", 2), ("fresh", 0)])
+def test_base_actions(tiny_llama_path: str, base_action: str, every: int) -> None:
+    module = make(tiny_llama_path, base_action=base_action)
+    batch = transitions(module.roles)
+    stored = len(range(0, len(batch), every)) if every else 0
+    calls = record(module)
+    actions = module.base_actions(batch, 0)
+    taken = [a.ids == t.turn.action_ids for a, t in zip(actions, batch, strict=True)]
+    assert sum(taken) == stored
+    assert sum(map(len, calls)) == len(batch) - stored
+    assert all(request.adapter == "online" for call in calls for request, _ in call)
+
+
+def fit(module: NLAC, tmp_path: Path, steps: int = 2) -> lightning.Trainer:
+    trainer = lightning.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[
+            RolloutCallback(
+                initial_episodes=2,
+                episodes=1,
+                exploration=Exploration("epsilon", 0.5),
+                initial_exploration=Exploration("epsilon", 1.0),
+                limits=RolloutLimits(max_turns=3),
+            )
+        ],
+    )
+    trainer.fit(module, ReplayDataModule(ENV, batch_size=3))
+    return trainer
+
+
+def weights(module: NLAC) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in module.backbone.model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss": LossConfig(critic="nll", policy_kl=0.5, role_replay=0.5), "critic": "oracle"},
+        {"improvement": "accept", "critic": "none", "base_action": "buffer"},
+        {"improvement": "best_of_n", "n": 2, "k": 2, "loss": LossConfig(critic_weight=0.0)},
+    ],
+    ids=["paper", "guards", "accept", "best_of_n"],
+)
+def test_a_gradient_step_changes_the_online_adapter_alone(
+    tiny_llama_path: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    module = make(tiny_llama_path, **options)
+    before, version = weights(module), module.backbone.versions["online"]
+    trainer = fit(module, tmp_path)
+    assert trainer.global_step == 2 and not module.counts["skipped_steps"]
+    changed = {n for n, p in weights(module).items() if not torch.equal(p, before[n])}
+    assert changed == {n for n in before if ".online." in n}
+    assert module.backbone.versions["online"] == version + 2
+    logged = {k for k in trainer.logged_metrics if k.startswith("train/")}
+    assert {"train/grad_norm", "train/lr", "train/policy_learns"} <= logged
+    critic = options.get("loss", LossConfig()).critic_weight > 0
+    assert ("train/critic" in logged) == critic
+    assert all(torch.isfinite(torch.as_tensor(trainer.logged_metrics[k])) for k in logged)
+
+
+def test_a_step_in_which_all_is_cut_off_is_skipped_and_counted(
+    tiny_llama_path: str, tmp_path: Path
+) -> None:
+    module = make(tiny_llama_path, NEVER_ENDS)
+    before = weights(module)
+    trainer = fit(module, tmp_path)
+    assert trainer.global_step == 2 and module.counts["skipped_steps"] == 2
+    assert module.counts["backup_dropped"] == module.counts["nothing_to_distil"] == 6
+    assert all(torch.equal(p, before[n]) for n, p in weights(module).items())
+
+
+def test_the_policy_waits_for_the_critic(tiny_llama_path: str, tmp_path: Path) -> None:
+    module = make(tiny_llama_path, warmup=WarmupConfig(min_steps=2))
+    trainer = fit(module, tmp_path, 2)
+    assert trainer.logged_metrics["train/policy_learns"] == 0
+    assert "train/policy" not in trainer.logged_metrics
+    module = make(tiny_llama_path, warmup=WarmupConfig(min_steps=1))
+    assert fit(module, tmp_path / "b", 2).logged_metrics["train/policy_learns"] == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"improvement": "magic"}, r"model\.improvement"),
+        ({"critic": "magic"}, r"model\.critic"),
+        ({"base_action": "magic"}, r"model\.base_action"),
+        ({"k": 0}, r"model\.k"),
+        ({"m": 0}, r"model\.m"),
+        ({"n": -1}, r"model\.n"),
+    ],
+)
+def test_wrong_settings_name_the_field(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        NLAC(**wrong)
+
+
+def test_losses_without_weight_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.loss"):
+        LossConfig(critic_weight=0.0, policy_weight=0.0)
+    with pytest.raises(ConfigError, match=r"model\.loss\.critic"):
+        LossConfig(critic="mse")  # type: ignore[arg-type]
