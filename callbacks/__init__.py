@@ -1,4 +1,4 @@
-"""Lightning callbacks: rollouts, target network, evaluation beside the base, console, interrupts."""
+"""Lightning callbacks: rollouts, target network, evaluation, console, interrupts."""
 
 from nlac_lightning.callbacks.console import Console
 from nlac_lightning.callbacks.ema import EMACallback

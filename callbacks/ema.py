@@ -30,7 +30,9 @@ class EMACallback(lightning.Callback):
         require_positive("ema.every_n_steps", every_n_steps)
         self.tau, self.every_n_steps = tau, every_n_steps
 
-    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_fit_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
         if not isinstance(pl_module, Algorithm):
             raise ConfigError("trainer.callbacks", "EMACallback needs an Algorithm", "remove it")
 

@@ -67,7 +67,9 @@ class RolloutCallback(lightning.Callback):
         self._paths: dict[str, tuple[str, ...]] = {}
         self.turns = 0
 
-    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_fit_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
         """Bind the buffer to this model's ids and bring it to the state of the checkpoint."""
         data, module = _parts(trainer, pl_module)
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
@@ -114,7 +116,9 @@ class RolloutCallback(lightning.Callback):
         began = time.perf_counter()
         rewards = []
         with tqdm(total=count, desc="rollouts", disable=not show, leave=False) as bar:
-            for episode in rollout.play(jobs, ModelActor(module.roles, module.generator), bar.update):
+            for episode in rollout.play(
+                jobs, ModelActor(module.roles, module.generator), bar.update
+            ):
                 data.buffer.append(episode)
                 rewards.append(episode.total_reward)
                 self.turns += len(episode.turns)
@@ -129,7 +133,13 @@ class RolloutCallback(lightning.Callback):
             "env/episodes": float(data.buffer.high_water_mark),
             "env/turns": float(self.turns),
         }
-        for name in ("reset_error", "cut_off", "end/env_error", "end/token_limit", "end/time_limit"):
+        for name in (
+            "reset_error",
+            "cut_off",
+            "end/env_error",
+            "end/token_limit",
+            "end/time_limit",
+        ):
             if rollout.counts[name]:
                 scalars[f"rollout/{name.removeprefix('end/')}"] = float(rollout.counts[name])
         for logger in trainer.loggers:
@@ -137,11 +147,14 @@ class RolloutCallback(lightning.Callback):
         if show:
             log.info(
                 "collected %d episodes (%d turns, %.0f%% successful) in %.0f s",
-                len(rewards), turns, 100 * scalars["rollout/success"], seconds,
+                len(rewards),
+                turns,
+                100 * scalars["rollout/success"],
+                seconds,
             )
 
     def _job(self, number: int) -> tuple[Task, int]:
-        """Task and seed of the buffer's episode ``number``: each pass over the tasks is shuffled."""
+        """Task and seed of the buffer's episode ``number``: every pass is shuffled anew."""
         tasks = self._tasks
         if number < self.initial_episodes:
             tasks = tasks[: self.initial_tasks]
@@ -178,7 +191,8 @@ def _parts(
     data = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(data, ReplayDataModule) or not isinstance(module, Algorithm):
         raise ConfigError(
-            "trainer.callbacks", "RolloutCallback needs a ReplayDataModule and an Algorithm",
+            "trainer.callbacks",
+            "RolloutCallback needs a ReplayDataModule and an Algorithm",
             "use them, or remove the callback",
         )
     return data, module

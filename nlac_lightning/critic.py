@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from nlac_lightning.envs.base import OracleCritique, TextEnv
+from nlac_lightning.envs.base import OracleCritique, Task, TextEnv
 from nlac_lightning.envs.replay import resume
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion, Generator, Request
@@ -68,8 +68,10 @@ class Critic:
         self.roles, self.generator = roles, generator
         self.source, self.k, self.env = source, k, env
         self.played: list[tuple[Ids, int]] = []
-        splits = ("train", "val", "test") if env else ()
-        self._tasks = {(task.split, task.id): task for s in splits for task in env.tasks(s)}
+        self._tasks: dict[tuple[str, str], Task] = {}
+        if env is not None:
+            tasks = [task for split in ("train", "val", "test") for task in env.tasks(split)]
+            self._tasks = {(task.split, task.id): task for task in tasks}
 
     def describe(
         self,
@@ -120,7 +122,9 @@ class Critic:
         for out, futures in zip(self._generate(requests), descriptions, strict=True):
             verdict = self.roles.verdict(out)
             critiques.append(
-                Critique(out.text.strip(), verdict.good, verdict.score, tuple(futures), out.complete)
+                Critique(
+                    out.text.strip(), verdict.good, verdict.score, tuple(futures), out.complete
+                )
             )
         return critiques
 

@@ -254,7 +254,11 @@ class Rollout:
         last = run.turns[-1]
         way = tuple(turn.action for turn in run.turns if not turn.info.get("error"))
         best = self.paths.get(run.task.id, ())
-        if last.terminated and sum(turn.reward for turn in run.turns) <= 0 and way[-1:] == (last.action,):
+        if (
+            last.terminated
+            and sum(turn.reward for turn in run.turns) <= 0
+            and way[-1:] == (last.action,)
+        ):
             self.paths[run.task.id] = best[:-1] if best == way[: len(best)] else best
         elif len(way) > len(best):
             self.paths[run.task.id] = way

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +46,8 @@ class OptimizerConfig:
     """Step size after the warm-up; 5e-5 to 1e-3 is usual for adapters."""
     warmup_steps: int = 10
     """Gradient steps over which the step size grows from 0."""
+    decay_steps: int = 0
+    """Gradient steps over which the step size then falls linearly to a tenth; 0 keeps it."""
     weight_decay: float = 0.0
     """Pull of the adapters towards zero."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -57,8 +59,17 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         require_positive("model.optimizer.lr", self.lr)
         require_positive("model.optimizer.warmup_steps", self.warmup_steps, zero=True)
+        require_positive("model.optimizer.decay_steps", self.decay_steps, zero=True)
         require_positive("model.optimizer.weight_decay", self.weight_decay, zero=True)
         require_positive("model.optimizer.clip_norm", self.clip_norm)
+
+    def scale(self, step: int) -> float:
+        """Factor of ``lr`` in gradient step ``step`` (from 0)."""
+        rise = min(1.0, (step + 1) / max(self.warmup_steps, 1))
+        if not self.decay_steps:
+            return rise
+        fallen = min(max(step - self.warmup_steps, 0) / self.decay_steps, 1.0)
+        return rise * (1.0 - 0.9 * fallen)
 
 
 @dataclass
@@ -108,7 +119,7 @@ class Algorithm(lightning.LightningModule):
         self.generator: InProcessGenerator
         self.critic: Critic
         self.counts: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self._episodes: list[EpisodeRecord] = []
         self._tested: dict[str, list[EpisodeRecord]] = {}
         self._comparison = ""
@@ -143,8 +154,8 @@ class Algorithm(lightning.LightningModule):
             raise ConfigError("data.env", "no environment", "name one under data.env.class_path")
         return Evaluator(self.env, self.roles, self.generator, self.critic, self.evaluation_config)
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW over the online adapter and a linear warm-up, stepped once per gradient step."""
+    def configure_optimizers(self) -> Any:
+        """AdamW over the online adapter; the step size follows the gradient steps."""
         config = self.optimizer_config
         optimizer = torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
@@ -152,9 +163,7 @@ class Algorithm(lightning.LightningModule):
             betas=config.betas,
             weight_decay=config.weight_decay,
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / max(config.warmup_steps, 1))
-        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, config.scale)
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
@@ -246,7 +255,7 @@ class Algorithm(lightning.LightningModule):
         """Play a batch of tasks with the trained policy."""
         return self.evaluator().play(batch, "online", "trained")
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The adapters only: the base model is loaded by name and never saved."""
         whole = super().state_dict(*args, **kwargs)
         return {name: value for name, value in whole.items() if "lora_" in name}

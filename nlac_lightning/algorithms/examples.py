@@ -108,7 +108,8 @@ def _token_losses(
     backbone: Backbone, items: Sequence[tuple[Example, Tensor, Tensor | None]]
 ) -> list[Tensor]:
     """Per-token losses of each example, with one call of the head for each kind of loss."""
-    nll_states, nll_ids, kl_student, kl_teacher = [], [], [], []
+    nll_ids: list[int] = []
+    nll_states, kl_student, kl_teacher = [], [], []
     for example, states, teacher in items:
         cut = example.forced if teacher is not None else len(states)
         nll_states.append(states[:cut])
@@ -153,4 +154,3 @@ def _teacher_states(
                 end = len(sequences[i]) - 1
                 states[n] = hidden[tree.rows(row, end - length, end)]
     return states
-

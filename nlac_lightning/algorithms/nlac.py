@@ -1,4 +1,4 @@
-"""Natural Language Actor-Critic (arXiv 2512.04601): a critic that writes, a policy that learns from it.
+"""Natural Language Actor-Critic (arXiv 2512.04601): a critic that writes teaches a policy.
 
 Each training step takes a batch of transitions from the replay buffer, generates all targets for
 it, and makes one gradient step on L1 (critic) and L2 (policy).
@@ -18,8 +18,8 @@ from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.critic import Critic, CriticSource
 from nlac_lightning.envs.base import Message
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
-from nlac_lightning.generation.base import Completion
 from nlac_lightning.evaluation.evaluate import EvaluationConfig
+from nlac_lightning.generation.base import Completion
 from nlac_lightning.improvement import IMPROVEMENTS, Improvement, Improver
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import Prompt, RolesConfig
@@ -195,9 +195,7 @@ class NLAC(Algorithm):
         """
         after = [i for i, x in enumerate(batch) if bootstrap and not x.terminal]
         messages = {i: _next_messages(batch[i]) for i in after}
-        prompts = [
-            self.roles.prompt("policy", batch[i].next_state_ids, messages[i]) for i in after
-        ]
+        prompts = [self.roles.prompt("policy", batch[i].next_state_ids, messages[i]) for i in after]
         actions = [self.roles.action(c.text) for c in self._generate("policy", prompts, seed)]
         prompts = [
             self.roles.prompt("successor", batch[i].next_state_ids, messages[i], action=action)

@@ -115,4 +115,4 @@ class CriticGate:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.is_open = state["is_open"]
-        self._looks = deque(map(tuple, state["looks"]), maxlen=self.config.window)  # type: ignore[arg-type]
+        self._looks = deque(map(tuple, state["looks"]), maxlen=self.config.window)

@@ -195,9 +195,7 @@ def one_line(text: str) -> str:
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], header: bool = False) -> str:
     try:
-        return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=header
-        )
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=header)
     except Exception as error:  # a template may raise anything of its own
         raise ConfigError(
             "model.roles.format",

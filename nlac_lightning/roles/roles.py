@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -38,9 +38,9 @@ class RoleConfig:
         require_choice("model.roles.*.context", self.context, ("state", "none"))
 
 
-def _role(adapter: str, temperature: float, max_new_tokens: int) -> Any:
+def _role(adapter: str, temperature: float, max_new_tokens: int) -> Callable[[], RoleConfig]:
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens)
-    return field(default_factory=lambda: RoleConfig(adapter=adapter, sampling=sampling))
+    return lambda: RoleConfig(adapter=adapter, sampling=sampling)
 
 
 @dataclass
@@ -52,12 +52,12 @@ class RolesConfig:
     format: Literal["auto", "chat", "plain"] = "auto"
     """``chat`` uses the tokenizer's template, ``plain`` is lines of text (better below 1B)."""
     action: Literal["react", "plain"] = "react"
-    """``react``: a thought, then ``Action:`` and the action; ``plain``: the answer is the action."""
-    policy: RoleConfig = _role("online", 1.0, 256)
-    successor: RoleConfig = _role("online", 1.0, 192)
-    backup: RoleConfig = _role("target", 0.7, 192)
-    evaluator: RoleConfig = _role("online", 0.0, 192)
-    refinement: RoleConfig = _role("online", 0.7, 256)
+    """``react``: a thought, then ``Action:`` and the action; ``plain``: all is the action."""
+    policy: RoleConfig = field(default_factory=_role("online", 1.0, 256))
+    successor: RoleConfig = field(default_factory=_role("online", 1.0, 192))
+    backup: RoleConfig = field(default_factory=_role("target", 0.7, 192))
+    evaluator: RoleConfig = field(default_factory=_role("online", 0.0, 192))
+    refinement: RoleConfig = field(default_factory=_role("online", 0.7, 256))
 
 
 @dataclass(frozen=True)

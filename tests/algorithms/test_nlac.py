@@ -29,24 +29,34 @@ ENDS = Sampling(temperature=1.0, max_new_tokens=12, stop=("e", "a", "i", "o"))
 NEVER_ENDS = Sampling(temperature=1.0, max_new_tokens=2, stop=("\x00",))
 
 
-def make(
+def build(
     path: str, sampling: Sampling = ENDS, roles: dict[str, Any] | None = None, **options: Any
 ) -> NLAC:
-    """NLAC with short answers; adapters that are neither zero nor equal."""
+    """NLAC with short answers."""
     settings = {role: RoleConfig(sampling=sampling) for role in ("policy", "successor")}
     settings |= {role: RoleConfig(sampling=sampling) for role in ("evaluator", "refinement")}
     settings |= {"backup": RoleConfig(adapter="target", sampling=sampling)} | (roles or {})
-    module = NLAC(
+    return NLAC(
         roles=RolesConfig(templates="help_desk_small", format="plain", action="plain", **settings),
         backbone=BackboneConfig(path, lora_r=2, dtype="float32"),
         optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0),
         **options,
     )
-    module.configure_model()
+
+
+def shake(module: NLAC) -> None:
+    """Adapters that are neither zero nor equal."""
     torch.manual_seed(1)
     for adapter in ("online", "target"):
         for parameter in module.backbone.adapter_parameters(adapter).values():
             nn.init.normal_(parameter, std=0.3)
+
+
+def make(path: str, **options: Any) -> NLAC:
+    """The module outside of a Trainer."""
+    module = build(path, **options)
+    module.configure_model()
+    shake(module)
     return module
 
 
@@ -180,9 +190,27 @@ def test_base_actions(tiny_llama_path: str, base_action: str, every: int) -> Non
     assert all(request.adapter == "online" for call in calls for request, _ in call)
 
 
-def fit(module: NLAC, tmp_path: Path, steps: int = 2) -> lightning.Trainer:
+def weights(module: NLAC) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in module.backbone.model.named_parameters()}
+
+
+class Start(lightning.Callback):
+    """Shakes the model that the Trainer configured and remembers it."""
+
+    def on_fit_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        assert isinstance(pl_module, NLAC)
+        shake(pl_module)
+        self.weights = weights(pl_module)
+        self.version = pl_module.backbone.versions["online"]
+
+
+def fit(module: NLAC, tmp_path: Path) -> tuple[lightning.Trainer, Start]:
+    """Two steps on a buffer that a rollout fills."""
+    start = Start()
     trainer = lightning.Trainer(
-        max_steps=steps,
+        max_steps=2,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -190,21 +218,18 @@ def fit(module: NLAC, tmp_path: Path, steps: int = 2) -> lightning.Trainer:
         enable_model_summary=False,
         default_root_dir=tmp_path,
         callbacks=[
+            start,
             RolloutCallback(
                 initial_episodes=2,
                 episodes=1,
                 exploration=Exploration("epsilon", 0.5),
                 initial_exploration=Exploration("epsilon", 1.0),
                 limits=RolloutLimits(max_turns=3),
-            )
+            ),
         ],
     )
     trainer.fit(module, ReplayDataModule(ENV, batch_size=3))
-    return trainer
-
-
-def weights(module: NLAC) -> dict[str, Tensor]:
-    return {n: p.detach().clone() for n, p in module.backbone.model.named_parameters()}
+    return trainer, start
 
 
 @pytest.mark.parametrize(
@@ -220,13 +245,12 @@ def weights(module: NLAC) -> dict[str, Tensor]:
 def test_a_gradient_step_changes_the_online_adapter_alone(
     tiny_llama_path: str, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    module = make(tiny_llama_path, **options)
-    before, version = weights(module), module.backbone.versions["online"]
-    trainer = fit(module, tmp_path)
+    module = build(tiny_llama_path, **options)
+    trainer, start = fit(module, tmp_path)
     assert trainer.global_step == 2 and not module.counts["skipped_steps"]
-    changed = {n for n, p in weights(module).items() if not torch.equal(p, before[n])}
-    assert changed == {n for n in before if ".online." in n}
-    assert module.backbone.versions["online"] == version + 2
+    changed = {n for n, p in weights(module).items() if not torch.equal(p, start.weights[n])}
+    assert changed == {n for n in start.weights if ".online." in n}
+    assert module.backbone.versions["online"] == start.version + 2
     logged = {k for k in trainer.logged_metrics if k.startswith("train/")}
     assert {"train/grad_norm", "train/lr", "train/policy_learns"} <= logged
     critic = options.get("loss", LossConfig()).critic_weight > 0
@@ -237,21 +261,21 @@ def test_a_gradient_step_changes_the_online_adapter_alone(
 def test_a_step_in_which_all_is_cut_off_is_skipped_and_counted(
     tiny_llama_path: str, tmp_path: Path
 ) -> None:
-    module = make(tiny_llama_path, NEVER_ENDS)
-    before = weights(module)
-    trainer = fit(module, tmp_path)
+    module = build(tiny_llama_path, NEVER_ENDS)
+    trainer, start = fit(module, tmp_path)
     assert trainer.global_step == 2 and module.counts["skipped_steps"] == 2
     assert module.counts["backup_dropped"] == module.counts["nothing_to_distil"] == 6
-    assert all(torch.equal(p, before[n]) for n, p in weights(module).items())
+    assert all(torch.equal(p, start.weights[n]) for n, p in weights(module).items())
 
 
 def test_the_policy_waits_for_the_critic(tiny_llama_path: str, tmp_path: Path) -> None:
-    module = make(tiny_llama_path, warmup=WarmupConfig(min_steps=2))
-    trainer = fit(module, tmp_path, 2)
+    module = build(tiny_llama_path, warmup=WarmupConfig(min_steps=2))
+    trainer, _ = fit(module, tmp_path)
     assert trainer.logged_metrics["train/policy_learns"] == 0
     assert "train/policy" not in trainer.logged_metrics
-    module = make(tiny_llama_path, warmup=WarmupConfig(min_steps=1))
-    assert fit(module, tmp_path / "b", 2).logged_metrics["train/policy_learns"] == 1
+    module = build(tiny_llama_path, warmup=WarmupConfig(min_steps=1))
+    trainer, _ = fit(module, tmp_path / "later")
+    assert trainer.logged_metrics["train/policy_learns"] == 1
 
 
 @pytest.mark.parametrize(

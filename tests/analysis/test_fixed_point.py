@@ -37,13 +37,10 @@ def corridor(seed: int = 0) -> FiniteMDP:
 
 def played_values(mdp, policy):
     """Q by following values back for many moves."""
-    v = [0.0] * 3
-    for _ in range(400):
+    v, success, transition = [0.0] * 3, mdp.success.tolist(), mdp.transition.tolist()
+    for _ in range(300):
         q = [
-            [
-                mdp.success[s, a] + sum(mdp.transition[s, a, t] * v[t] for t in range(3))
-                for a in range(3)
-            ]
+            [success[s][a] + sum(transition[s][a][t] * v[t] for t in range(3)) for a in range(3)]
             for s in range(3)
         ]
         v = [sum(policy[s][a] * q[s][a] for a in range(3)) for s in range(3)]

@@ -11,7 +11,9 @@ import pytest
 
 from nlac_lightning.envs.base import Task
 from nlac_lightning.envs.language_mdp import LanguageMDPEnv
+from nlac_lightning.envs.language_mdp.exact import ExactWorld
 from nlac_lightning.envs.language_mdp.levels import make_world
+from nlac_lightning.envs.language_mdp.session import LanguageMDPSession
 from nlac_lightning.envs.language_mdp.solve import (
     FiniteMDP,
     evaluate,
@@ -21,7 +23,7 @@ from nlac_lightning.envs.language_mdp.solve import (
     success_rate,
 )
 from nlac_lightning.envs.language_mdp.texts import words
-from nlac_lightning.envs.language_mdp.world import DIRECTIONS, ROOMS, TRAP
+from nlac_lightning.envs.language_mdp.world import DIRECTIONS, ROOMS, TRAP, World
 from nlac_lightning.envs.replay import resume
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.roles.codec import one_line
@@ -307,6 +309,17 @@ def test_the_oracle_agrees_with_the_exact_values(level):
         assert session.oracle_critique("north") is None
         assert session.step("north").terminated
     assert min(verdicts.values()) > 100
+
+
+def test_where_no_way_leads_to_the_goal_no_exit_is_right():
+    exits = {"hall": {"up": "attic", "down": "cellar"}, "cellar": {"up": "den"}}
+    world = World({**exits, "den": {"up": "cellar"}, "attic": {"up": "hall"}}, ("attic",), 0.9)
+    exact = ExactWorld(world, (("hall", "attic"),))
+    session = LanguageMDPSession(exact, ("cellar", "attic"), np.random.default_rng(0))
+    assert not session.oracle_critique("up").good
+    assert session.oracle_action() == "up"
+    assert not session.step("up").info["right"]
+    assert exact.baselines()["uniform"] == pytest.approx(0.5)
 
 
 def test_texts_are_short_lines_of_known_words():

@@ -56,8 +56,8 @@ class LanguageMDPSession(Session):
     def step(self, action: str) -> Step:
         """Take an exit; a text that names none leaves the walker where he is."""
         if self.ended:
-            info = {"valid": False, "right": False, "error": "the walk is over"}
-            return Step([], terminated=True, info=info)
+            over = {"valid": False, "right": False, "error": "the walk is over"}
+            return Step([], terminated=True, info=over)
         target = self._target(action)
         info: dict[str, Any] = {
             "valid": target is not None,
@@ -89,10 +89,8 @@ class LanguageMDPSession(Session):
         if self.ended:
             return None
         target, good = self._target(action), self._right(action)
-        reachable = bool(self._optimum.v[self.state] > 0)
-        best = parse(action) if good else None
-        reason = reason_text(good, target, reachable)
-        return OracleCritique(good, reason, best or DIRECTIONS[int(self._best().argmax())])
+        best = parse(action) if good else self.oracle_action()
+        return OracleCritique(good, reason_text(good, target), str(best))
 
     @property
     def _optimum(self) -> Values:

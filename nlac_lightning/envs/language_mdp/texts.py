@@ -16,7 +16,6 @@ SYSTEM = "Walk to the goal. Say one exit."
 _WALL = "no such exit."
 _SOLVED, _TRAPPED, _DARK = "goal. End: solved.", "End: failed.", "dark. End: failed."
 _ONWARD, _ASTRAY, _INTO_TRAP = "it leads to the goal.", "it leads away.", "it leads into a trap."
-_NO_WAY = "no way leads to the goal."
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -31,11 +30,11 @@ def vocabulary() -> list[str]:
     critiques = [
         OracleCritique(good, reason, DIRECTIONS[0]).text()
         for good in (True, False)
-        for reason in (_ONWARD, _ASTRAY, _INTO_TRAP, _NO_WAY, _WALL)
+        for reason in (_ONWARD, _ASTRAY, _INTO_TRAP, _WALL)
     ]
-    fixed = [SYSTEM, f"{SPEAKER}: {AGENT}:", _WALL, _SOLVED, _TRAPPED, _DARK, *critiques]
-    frame = [*words("room, goal room."), TRAP]
-    return sorted({word for text in fixed for word in words(text)} | {*ROOMS, *DIRECTIONS, *frame})
+    fixed = [SYSTEM, f"{SPEAKER}: {AGENT}:", _WALL, *critiques]
+    fixed += [goal_text(ROOMS[0]), trap_text(), dark_text(ROOMS[0]), *ROOMS, *DIRECTIONS]
+    return sorted({word for text in fixed for word in words(text)})
 
 
 def state_text(world: World, room: str, goal: str) -> str:
@@ -75,18 +74,15 @@ def parse(action: str) -> str | None:
     return word if word in DIRECTIONS else None
 
 
-def reason_text(good: bool, target: str | None, reachable: bool) -> str:
+def reason_text(good: bool, target: str | None) -> str:
     """Why an action is right or wrong.
 
     Args:
-        good: no exit is better.
+        good: no exit is better, and it leads to the goal in the end.
         target: where it leads, None without such an exit.
-        reachable: some way leads from the present room to the goal.
     """
     if target is None:
         return _WALL
     if target == TRAP:
         return _INTO_TRAP
-    if not reachable:
-        return _NO_WAY
     return _ONWARD if good else _ASTRAY
