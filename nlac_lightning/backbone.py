@@ -77,6 +77,7 @@ class Backbone(nn.Module):
             config.name,
             dtype=dtype,
             quantization=None if config.quantization == "none" else config.quantization,
+            device=device if config.quantization == "nf4" else "cpu",
             trust_remote_code=config.trust_remote_code,
         )
         base.requires_grad_(False)

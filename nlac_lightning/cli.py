@@ -83,11 +83,12 @@ def _set_up_logging() -> None:
     logging.getLogger("lightning").propagate = False  # it has a handler of its own
     for pattern in (
         ".*does not have many workers.*",
+        ".*module\\(s\\) in eval mode at the start of training.*",
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
         ".*`is_gradient_checkpointing` is deprecated.*",
         ".*Checkpoint directory .* exists and is not empty.*",
         ".*LightningCLI's args parameter is intended to run from within Python.*",
         ".*Using ModelCheckpoint with manual optimization.*",  # the state after a step is meant
-        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
     ):
         warnings.filterwarnings("ignore", pattern)
     # --ckpt_path last that finds nothing must not start a new run instead
