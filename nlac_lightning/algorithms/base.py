@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import lightning
@@ -251,9 +251,12 @@ class Algorithm(lightning.LightningModule):
             print(f"\n{self._comparison}", flush=True)
             self._comparison = ""
 
-    def predict_step(self, batch: list[Task], batch_idx: int) -> list[EpisodeRecord]:
-        """Play a batch of tasks with the trained policy."""
-        return self.evaluator().play(batch, "online", "trained")
+    def predict_step(self, batch: list[Task], batch_idx: int) -> list[dict[str, Any]]:
+        """Play a batch of tasks with the trained policy; returns :class:`EpisodeRecord` fields.
+
+        Plain dictionaries, since Lightning refuses predictions that are frozen dataclasses.
+        """
+        return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The adapters only: the base model is loaded by name and never saved."""

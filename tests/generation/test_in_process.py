@@ -188,7 +188,7 @@ def test_a_stop_in_the_last_allowed_token_is_a_stop(backbone: Backbone) -> None:
     ("text", "stop", "shown", "kept"),
     [
         ("go on\n       then", "\n", "go on", "go on\n      "),  # more than the stop in a token
-        ("go on\n\nthen", "\n", "go on", "go on\n\n"),
+        ("go on\n\n", "\n", "go on", "go on\n\n"),
         ("a b END c", " END", "a b", "a b END"),
         ("a b END c", "b E", "a ", "a b END"),  # the stop ends inside a token
     ],

@@ -13,7 +13,7 @@ from nlac_lightning.generation.base import Request, Sampling
 from nlac_lightning.generation.sampling import draw, stop_reached, uniforms
 
 LOGITS = torch.tensor([1.0, -0.5, 2.0, 0.3, 1.7, -3.0, 0.31, 0.0])
-DRAWS = 20_000
+DRAWS = 5_000
 
 SETTINGS = [
     Sampling(temperature=1.0),
