@@ -163,10 +163,11 @@ class RolloutCallback(lightning.Callback):
         return tasks[order[place]], self.seed * 1_000_003 + number
 
     def state_dict(self) -> dict[str, Any]:
-        return {"turns": self.turns}
+        return {"turns": self.turns, "paths": {k: list(v) for k, v in self._paths.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.turns = state_dict["turns"]
+        self._paths = {task: tuple(way) for task, way in state_dict["paths"].items()}
 
     def on_save_checkpoint(
         self,

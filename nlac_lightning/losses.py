@@ -66,16 +66,3 @@ def _chunked(step: Callable[[Tensor, Tensor], Tensor], chunk: int, a: Tensor, b:
         for i in range(0, len(a), chunk)
     ]
     return torch.cat(parts)
-
-
-def sequence_mean(per_token: Tensor, sequence: Tensor, weight: Tensor) -> Tensor:
-    """Weighted sum over sequences of the mean over each sequence's tokens.
-
-    Args:
-        per_token: [n] values.
-        sequence: [n] index of the sequence that each token belongs to, below ``len(weight)``.
-        weight: [s] weight of each sequence; with 1/s each the result is a mean of means, and it
-            does not change when the sequences are spread over micro-batches.
-    """
-    counts = torch.zeros_like(weight).index_add(0, sequence, torch.ones_like(per_token))
-    return (per_token * (weight / counts.clamp(min=1))[sequence]).sum()

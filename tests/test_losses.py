@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nlac_lightning.losses import sequence_mean, token_kl, token_nll
+from nlac_lightning.losses import token_kl, token_nll
 
 N, D, VOCABULARY = 7, 6, 11
 
@@ -105,9 +105,3 @@ def test_logits_exist_for_a_chunk_at_a_time_only() -> None:
     hidden = states(9)
     token_nll(hidden, head, torch.zeros(N, dtype=torch.long), chunk=2).sum().backward()
     assert max(rows) == 2 and sum(rows) == 2 * N  # each chunk again in the backward pass
-
-
-def test_sequence_mean_is_a_weighted_mean_of_means() -> None:
-    values = torch.tensor([1.0, 3.0, 10.0, 5.0])
-    mean = sequence_mean(values, torch.tensor([0, 0, 2, 0]), torch.tensor([0.5, 9.0, 0.25]))
-    assert mean.item() == pytest.approx(0.5 * (1 + 3 + 5) / 3 + 0.25 * 10)

@@ -140,6 +140,8 @@ def _teacher_states(
 ) -> dict[int, Tensor]:
     """Hidden states of each teacher before the tokens that its example trains."""
     states: dict[int, Tensor] = {}
+    training = backbone.model.training
+    backbone.model.eval()  # no dropout in what is to be matched
     for adapter in sorted({e.teacher.adapter for e in examples if e.teacher}):
         taught = {n: e.teacher for n, e in enumerate(examples) if e.teacher}
         of_adapter = [n for n, teacher in taught.items() if teacher.adapter == adapter]
@@ -153,4 +155,5 @@ def _teacher_states(
                 length = len(examples[n].ids) - examples[n].start
                 end = len(sequences[i]) - 1
                 states[n] = hidden[tree.rows(row, end - length, end)]
+    backbone.model.train(training)
     return states
