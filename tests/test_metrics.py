@@ -2,12 +2,13 @@
 
 import math
 import random
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
@@ -224,7 +225,9 @@ def _worker(rank: int, folder: str) -> None:
 
 def test_metrics_add_up_over_processes(tmp_path: Path) -> None:
     """Also where the parts are unequal, or one process has none."""
-    mp.spawn(_worker, (str(tmp_path),), nprocs=2)
+    command = [sys.executable, __file__, str(tmp_path)]
+    workers = [subprocess.Popen([*command, str(rank)]) for rank in (0, 1)]
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     scores, verdicts, labels = zip(*ROWS, strict=True)
     for rank in (0, 1):
         fidelity, lopsided, effect, success = torch.load(tmp_path / f"{rank}.pt")
@@ -233,3 +236,7 @@ def test_metrics_add_up_over_processes(tmp_path: Path) -> None:
         assert lopsided == pytest.approx(expected)
         assert effect == refinement_effect(*zip(*PAIRS, strict=True))
         assert success == {**wilson_interval(1, 2).flat("success"), "n": 2.0}
+
+
+if __name__ == "__main__":  # one process of test_metrics_add_up_over_processes
+    _worker(int(sys.argv[2]), sys.argv[1])
