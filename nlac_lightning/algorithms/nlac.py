@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.examples import Example, Teacher, weigh
-from nlac_lightning.algorithms.warmup import CriticGate, WarmupConfig
+from nlac_lightning.algorithms.warmup import CriticGate, TargetKind, WarmupConfig
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.critic import Critic, CriticSource
 from nlac_lightning.envs.base import Message
@@ -140,9 +140,9 @@ class NLAC(Algorithm):
         self.critic.played.clear()
         began = time.perf_counter()
         if self.loss.critic_weight > 0:
-            outcome = not self.gate.is_open and self.gate.config.targets == "outcome"
+            kind = "td" if self.gate.is_open else self.gate.config.targets
             chosen = self._critic_part(len(batch))
-            made = self.critic_targets([batch[i] for i in chosen], seed, bootstrap=not outcome)
+            made = self.critic_targets([batch[i] for i in chosen], seed, kind)
             for i, target in zip(chosen, made, strict=True):
                 targets[i] = target
         examples = self._critic_examples(batch, targets)
@@ -184,16 +184,16 @@ class NLAC(Algorithm):
         return [actions[i] for i in range(len(states))]
 
     def critic_targets(
-        self, batch: Sequence[Transition], seed: int, bootstrap: bool = True
+        self, batch: Sequence[Transition], seed: int, kind: TargetKind = "td"
     ) -> list[CriticTarget | None]:
         """Language Bellman backup of each transition; None where it was cut off.
 
         d_t ~ B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) with a_{t+1} ~ pi_theta and d_{t+1} ~ M_theta-bar;
-        a terminal transition has nothing to bootstrap and describes the outcome itself. Without
-        ``bootstrap`` all transitions are taken as terminal, with the return of their episode from
-        there on as the reward: Monte-Carlo targets.
+        a terminal transition has nothing to bootstrap and describes the outcome itself. Any other
+        ``kind`` takes all transitions as terminal, with a return from there on as the reward:
+        Monte-Carlo targets.
         """
-        after = [i for i, x in enumerate(batch) if bootstrap and not x.terminal]
+        after = [i for i, x in enumerate(batch) if kind == "td" and not x.terminal]
         messages = {i: _next_messages(batch[i]) for i in after}
         prompts = [self.roles.prompt("policy", batch[i].next_state_ids, messages[i]) for i in after]
         actions = [self.roles.action(c.text) for c in self._generate("policy", prompts, seed)]
@@ -215,7 +215,7 @@ class NLAC(Algorithm):
                     transition.state_ids,
                     transition.state_messages,
                     action=transition.turn.action,
-                    reward=transition.turn.reward if bootstrap else transition.return_to_go,
+                    reward=_reward(transition, kind),
                     replies=" ".join(message["content"] for message in transition.turn.replies),
                     terminal=i not in follows,
                     next_action=next_action,
@@ -329,6 +329,13 @@ class NLAC(Algorithm):
 def _next_messages(transition: Transition) -> list[Message]:
     own: Message = {"role": "assistant", "content": transition.turn.completion}
     return [*transition.state_messages, own, *transition.turn.replies]
+
+
+def _reward(transition: Transition, kind: TargetKind) -> float:
+    """What the backup is told that was earned."""
+    if kind == "td":
+        return transition.turn.reward
+    return transition.return_to_go if kind == "outcome" else transition.best_return
 
 
 def _stored(state: Transition) -> Completion:

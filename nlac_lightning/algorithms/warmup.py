@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from nlac_lightning.critic import Critic
 from nlac_lightning.errors import require_choice, require_positive
 from nlac_lightning.replay.episode import Transition
+
+TargetKind = Literal["td", "outcome", "best_outcome"]
 
 
 @dataclass
@@ -32,13 +34,15 @@ class WarmupConfig:
     """Steps between two looks; each costs one critique of the batch."""
     window: int = 2
     """Looks that are averaged."""
-    targets: Literal["td", "outcome"] = "td"
+    targets: TargetKind = "td"
     """Targets while the policy waits: ``td`` bootstraps as always; ``outcome`` describes how the
     episode went on (Monte Carlo), which needs next to no generation, but evaluates the behaviour
-    that filled the buffer instead of the current policy."""
+    that filled the buffer instead of the current policy; ``best_outcome`` describes how the best
+    of all episodes went on that did the same in the same state, so that a right action is not
+    blamed for the exploration that came after it."""
 
     def __post_init__(self) -> None:
-        require_choice("model.warmup.targets", self.targets, ("td", "outcome"))
+        require_choice("model.warmup.targets", self.targets, get_args(TargetKind))
         for name in ("min_steps", "max_steps"):
             require_positive(f"model.warmup.{name}", getattr(self, name), zero=True)
         for name in ("every", "window", "agreement"):

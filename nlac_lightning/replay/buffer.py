@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.replay.schema import (
     INSERT_EPISODE,
     INSERT_TURN,
+    SELECT_BEST_RETURN,
     SELECT_EPISODE,
     SELECT_TURNS,
     decode_episode,
@@ -250,7 +252,11 @@ class ReplayBuffer:
         keys = list(keys)
         with self._database.transaction() as connection:
             episodes = {i: self._read(connection, i) for i in {i for i, _ in keys}}
-        return [episodes[i].transition(t, i) for i, t in keys]
+            best = [connection.execute(SELECT_BEST_RETURN, key).fetchone()[0] for key in keys]
+        return [
+            replace(episodes[i].transition(t, i), best_return=value)
+            for (i, t), value in zip(keys, best, strict=True)
+        ]
 
     def stats(self) -> BufferStats:
         """Summary of the episodes held; reads every row once."""

@@ -98,6 +98,7 @@ class Episode:
     def transition(self, t: int, episode_id: int = -1) -> Transition:
         """The ``t``-th transition; ``episode_id`` is its number in a buffer."""
         state_ids = self.state_ids(t)
+        return_to_go = sum(turn.reward for turn in self.turns[t:])
         return Transition(
             episode_id=episode_id,
             t=t,
@@ -111,7 +112,8 @@ class Episode:
             turn=self.turns[t],
             past_actions=tuple(turn.action for turn in self.turns[:t]),
             episode_reward=self.total_reward,
-            return_to_go=sum(turn.reward for turn in self.turns[t:]),
+            return_to_go=return_to_go,
+            best_return=return_to_go,
             last=t == len(self.turns) - 1,
         )
 
@@ -130,6 +132,8 @@ class Transition:
         past_actions: environment actions taken before, so that the episode can be replayed.
         episode_reward, return_to_go: undiscounted sums of rewards, of the whole episode and from
             this action on (Monte-Carlo targets).
+        best_return: highest return-to-go of all episodes in the buffer that took this action in
+            this state of this task; without a buffer the episode's own.
         last: no later transition exists in the episode.
     """
 
@@ -146,6 +150,7 @@ class Transition:
     past_actions: tuple[str, ...]
     episode_reward: float
     return_to_go: float
+    best_return: float
     last: bool
 
     @property

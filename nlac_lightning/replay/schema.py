@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ APPLICATION_ID = 0x4E4C4143
 SCHEMA_VERSION = 1
 """Raised by one with every change of the tables (``PRAGMA user_version``)."""
 
+# `way` is a hash of a task, a state in it and an action: turns that share it did the same in the
+# same place, whatever came after.
 # An evicted episode stays on disk, marked with the episode that displaced it, until that one is
 # evicted too: resuming from a checkpoint can then undo evictions that happened after it.
 TABLES = """
@@ -61,17 +64,22 @@ CREATE TABLE turns (
     reward REAL NOT NULL,
     terminated INTEGER NOT NULL,
     truncated INTEGER NOT NULL,
+    return_to_go REAL NOT NULL,
+    way INTEGER NOT NULL,
     PRIMARY KEY (episode_id, t)
 );
+CREATE INDEX ways ON turns (way, return_to_go);
 INSERT INTO meta VALUES (1, NULL, NULL, 0, 0, 0);
 """
 
 INSERT_EPISODE = "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
-INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 SELECT_EPISODE = """SELECT task_id, split, seed, reason, opening, opening_ids, num_turns
     FROM episodes WHERE id = ? AND evicted_by IS NULL"""
 SELECT_TURNS = """SELECT text, delta_ids, action_start, action_end, logprobs, policy_version,
     explored, reward, terminated, truncated FROM turns WHERE episode_id = ? ORDER BY t"""
+SELECT_BEST_RETURN = """SELECT max(return_to_go) FROM turns
+    WHERE way = (SELECT way FROM turns WHERE episode_id = ? AND t = ?)"""
 
 
 def validate(episode: Episode) -> None:
@@ -133,7 +141,13 @@ def episode_row(episode: Episode, episode_id: int) -> tuple[Any, ...]:
 
 def turn_rows(episode: Episode, episode_id: int) -> Iterator[tuple[Any, ...]]:
     """Values for ``INSERT_TURN``, one tuple per turn."""
+    rewards = [turn.reward for turn in episode.turns]
+    way = blake2b(f"{episode.split}/{episode.task_id}".encode(), digest_size=8)
+    way.update(pack(episode.opening_ids, "<i4"))
     for t, turn in enumerate(episode.turns):
+        here = way.copy()
+        here.update(turn.action.encode(errors="surrogatepass"))
+        way.update(pack(turn.delta_ids, "<i4"))
         text = {
             "action": turn.action,
             "completion": turn.completion,
@@ -154,6 +168,8 @@ def turn_rows(episode: Episode, episode_id: int) -> Iterator[tuple[Any, ...]]:
             turn.reward,
             turn.terminated,
             turn.truncated,
+            sum(rewards[t:]),
+            int.from_bytes(here.digest(), "little", signed=True),
         )
 
 

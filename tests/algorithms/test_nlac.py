@@ -138,6 +138,29 @@ def test_a_terminal_transition_has_nothing_to_bootstrap(
     assert ("unhappy" not in asked) == (reward > 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "returns", "happy"),
+    [
+        ("outcome", (1.0, 1.0), True),
+        ("outcome", (0.0, 1.0), False),  # an equal action led further in another episode
+        ("best_outcome", (0.0, 1.0), True),
+        ("best_outcome", (0.0, 0.0), False),
+    ],
+)
+def test_monte_carlo_targets_tell_the_return_and_bootstrap_nothing(
+    tiny_llama_path: str, kind: Any, returns: tuple[float, float], happy: bool
+) -> None:
+    module = make(tiny_llama_path)
+    first = transitions(module.roles)[0]
+    assert not first.terminal
+    first = replace(first, return_to_go=returns[0], best_return=returns[1])
+    calls = record(module)
+    module.critic_targets([first], 0, kind)
+    assert [len(call) for call in calls if call] == [1], "neither a next action nor a future"
+    asked = module.roles.codec.decode(calls[-1][0][0].ids).rsplit("Now: ", 1)[1]
+    assert ("unhappy" not in asked) == happy
+
+
 def test_a_truncated_transition_is_bootstrapped(tiny_llama_path: str) -> None:
     module = make(tiny_llama_path)
     last = transitions(module.roles)[-1]

@@ -294,3 +294,27 @@ def test_stats(tmp_path, fill):
     versions = [turn.policy_version for turn in turns]
     assert stats.policy_versions == (min(versions), max(versions))
     assert stats.file_bytes >= sum(len(json.dumps(e.opening)) for e in episodes)
+
+
+def test_best_return_is_the_best_of_equal_actions_in_equal_states(tmp_path, make_episode):
+    """Brute force over episodes that share beginnings; another task shares none of them."""
+
+    def path(actions: str, reward: float, task: str = "a") -> Episode:
+        blank = make_episode(0, turns=len(actions), task_id=task)
+        turns = [
+            replace(turn, action=a, delta_ids=(ord(a), t, 7, 8, 9), action_start=0, action_end=1,
+                    logprobs=(), reward=reward * (t == len(actions) - 1))
+            for t, (turn, a) in enumerate(zip(blank.turns, actions, strict=True))
+        ]  # fmt: skip
+        return replace(blank, turns=turns)
+
+    words = [("xy", 0.0, "a"), ("xyz", 0.0, "a"), ("xyw", 1.0, "a"), ("yx", 0.5, "a"),
+             ("xy", 0.25, "b"), ("xyw", -1.0, "a"), ("xyw", 0.5, "b")]  # fmt: skip
+    with ReplayBuffer(tmp_path / "b.sqlite") as buffer:
+        ids = buffer.append_many(path(*word) for word in words)
+        for episode_id, (actions, _, task) in zip(ids, words, strict=True):
+            for t in range(len(actions)):
+                same = [r for a, r, k in words if k == task and a[: t + 1] == actions[: t + 1]]
+                assert buffer.transition(episode_id, t).best_return == max(same)
+        buffer.truncate(ids[1])
+        assert buffer.transition(ids[0], 0).best_return == 0.0
