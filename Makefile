@@ -17,7 +17,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 # the tools follow the project, so that an edit of pyproject.toml refreshes both
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nlac_lightning import models
 from nlac_lightning.errors import ConfigError
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers that each take all cores slow each other down many times; their commands inherit it.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
