@@ -34,7 +34,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             ``default_root_dir``. An existing file is continued.
         capacity: transitions to keep; beyond it the oldest episodes go.
         batch_size: transitions per training batch.
-        strategy, recency_half_life, transitions_per_episode, seed: see
+        strategy, recency_half_life, transitions_per_episode, contrast, seed: see
             :class:`~nlac_lightning.replay.sampler.TransitionSampler`.
         batches_per_epoch: the stream never ends, an epoch does; None means one epoch of
             ``trainer.max_steps`` batches.
@@ -55,6 +55,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         strategy: Strategy = "uniform",
         recency_half_life: float = 1000.0,
         transitions_per_episode: int = 1,
+        contrast: bool = False,
         batches_per_epoch: int | None = None,
         val_tasks: int | None = None,
         test_tasks: int | None = None,
@@ -86,6 +87,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             strategy=strategy,
             recency_half_life=recency_half_life,
             transitions_per_episode=transitions_per_episode,
+            contrast=contrast,
             seed=seed,
         )
         self._batches_per_epoch = batches_per_epoch

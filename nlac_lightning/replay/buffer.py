@@ -17,6 +17,7 @@ from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.replay.schema import (
     INSERT_EPISODE,
     INSERT_TURN,
+    SELECT_ALTERNATIVES,
     SELECT_BEST_RETURN,
     SELECT_EPISODE,
     SELECT_TURNS,
@@ -257,6 +258,16 @@ class ReplayBuffer:
             replace(episodes[i].transition(t, i), best_return=value)
             for (i, t), value in zip(keys, best, strict=True)
         ]
+
+    def alternatives(self, key: Key) -> list[tuple[Key, float]]:
+        """What was done in the state of a transition, itself included: one entry per action.
+
+        Returns the newest transition of each action and its ``best_return``, oldest first. Only
+        states that are equal to the token, of the same task, count as the same.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(SELECT_ALTERNATIVES, key).fetchall()
+        return [((episode_id, t), best) for episode_id, t, best in rows]
 
     def stats(self) -> BufferStats:
         """Summary of the episodes held; reads every row once."""

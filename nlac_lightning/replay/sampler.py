@@ -48,6 +48,10 @@ class TransitionSampler:
             buffer's episodes.
         transitions_per_episode: how many turns of one episode to take together. They share their
             prefix, so more of them train faster, but are less independent.
+        contrast: follow each transition by another action that was taken in the very same state
+            and had another best return, where there is one. Such pairs share all but their last
+            tokens, and teach a critic what matters; exploration that returns to known states, or
+            several episodes of a task, make them.
         seed: another seed gives another sequence of batches.
 
     Raises:
@@ -61,6 +65,7 @@ class TransitionSampler:
         strategy: Strategy = "uniform",
         recency_half_life: float = 1000.0,
         transitions_per_episode: int = 1,
+        contrast: bool = False,
         seed: int = 0,
     ) -> None:
         check_sampling(batch_size, strategy, recency_half_life, transitions_per_episode, seed)
@@ -68,6 +73,7 @@ class TransitionSampler:
         self.batch_size = batch_size
         self.half_life = recency_half_life if strategy == "recency" else math.inf
         self.per_episode = transitions_per_episode
+        self.contrast = contrast
         self.seed = seed
         self._index = buffer.index()
         self._cumulative = self._weights().cumsum()
@@ -103,7 +109,7 @@ class TransitionSampler:
 
     def _candidates(self, rng: np.random.Generator) -> list[Key]:
         """At least one key per place in the batch where possible, drawn with replacement."""
-        groups = math.ceil(self.batch_size / self.per_episode)
+        groups = math.ceil(self.batch_size / self.per_episode / (1 + self.contrast))
         points = rng.random(groups) * self._cumulative[-1]
         rows = np.searchsorted(self._cumulative, points, side="right")
         rows = np.minimum(rows, len(self._cumulative) - 1)  # the product may round up to the end
@@ -111,8 +117,18 @@ class TransitionSampler:
         for row in rows:
             episode_id, turns = int(self._index.ids[row]), int(self._index.turns[row])
             chosen = rng.choice(turns, size=min(self.per_episode, turns), replace=False)
-            keys += [(episode_id, int(t)) for t in chosen]
+            for t in chosen:
+                keys.append((episode_id, int(t)))
+                if self.contrast:
+                    keys += self._contrast(keys[-1], rng)
         return keys
+
+    def _contrast(self, key: Key, rng: np.random.Generator) -> list[Key]:
+        """One other action of the same state with another best return, if there is any."""
+        found = dict(self.buffer.alternatives(key))
+        best = self.buffer.transition(*key).best_return
+        others = [other for other, value in found.items() if value != best]
+        return [others[int(rng.integers(len(others)))]] if others else []
 
     def _weights(self) -> np.ndarray:
         """Weight of each episode, such that all its transitions get the chance they should.

@@ -23,8 +23,8 @@ APPLICATION_ID = 0x4E4C4143
 SCHEMA_VERSION = 1
 """Raised by one with every change of the tables (``PRAGMA user_version``)."""
 
-# `way` is a hash of a task, a state in it and an action: turns that share it did the same in the
-# same place, whatever came after.
+# `state` is a hash of a task and a state in it, `way` of these and an action: turns of equal way
+# did the same in the same place, whatever came after.
 # An evicted episode stays on disk, marked with the episode that displaced it, until that one is
 # evicted too: resuming from a checkpoint can then undo evictions that happened after it.
 TABLES = """
@@ -65,21 +65,27 @@ CREATE TABLE turns (
     terminated INTEGER NOT NULL,
     truncated INTEGER NOT NULL,
     return_to_go REAL NOT NULL,
+    state INTEGER NOT NULL,
     way INTEGER NOT NULL,
     PRIMARY KEY (episode_id, t)
 );
+CREATE INDEX states ON turns (state);
 CREATE INDEX ways ON turns (way, return_to_go);
 INSERT INTO meta VALUES (1, NULL, NULL, 0, 0, 0);
 """
 
 INSERT_EPISODE = "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
-INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 SELECT_EPISODE = """SELECT task_id, split, seed, reason, opening, opening_ids, num_turns
     FROM episodes WHERE id = ? AND evicted_by IS NULL"""
 SELECT_TURNS = """SELECT text, delta_ids, action_start, action_end, logprobs, policy_version,
     explored, reward, terminated, truncated FROM turns WHERE episode_id = ? ORDER BY t"""
 SELECT_BEST_RETURN = """SELECT max(return_to_go) FROM turns
     WHERE way = (SELECT way FROM turns WHERE episode_id = ? AND t = ?)"""
+SELECT_ALTERNATIVES = """SELECT max(episode_id), t, best FROM (
+        SELECT turns.*, max(return_to_go) OVER (PARTITION BY way) AS best FROM turns
+        WHERE state = (SELECT state FROM turns WHERE episode_id = ? AND t = ?))
+    JOIN episodes ON id = episode_id WHERE evicted_by IS NULL GROUP BY way ORDER BY 1"""
 
 
 def validate(episode: Episode) -> None:
@@ -145,7 +151,7 @@ def turn_rows(episode: Episode, episode_id: int) -> Iterator[tuple[Any, ...]]:
     way = blake2b(f"{episode.split}/{episode.task_id}".encode(), digest_size=8)
     way.update(pack(episode.opening_ids, "<i4"))
     for t, turn in enumerate(episode.turns):
-        here = way.copy()
+        state, here = way.digest(), way.copy()
         here.update(turn.action.encode(errors="surrogatepass"))
         way.update(pack(turn.delta_ids, "<i4"))
         text = {
@@ -169,6 +175,7 @@ def turn_rows(episode: Episode, episode_id: int) -> Iterator[tuple[Any, ...]]:
             turn.terminated,
             turn.truncated,
             sum(rewards[t:]),
+            int.from_bytes(state, "little", signed=True),
             int.from_bytes(here.digest(), "little", signed=True),
         )
 

@@ -98,7 +98,7 @@ def test_each_episode_of_a_batch_is_read_once(tmp_path, fill):
     statements = []
     buffer._database.connection().set_trace_callback(statements.append)
     buffer.transitions([(1, 0), (2, 1), (1, 4), (2, 0), (1, 2)])
-    assert sum("FROM turns" in statement for statement in statements) == 2
+    assert sum("delta_ids" in statement for statement in statements) == 2
 
 
 def test_append_many_is_all_or_nothing(tmp_path, make_episode):
@@ -296,10 +296,11 @@ def test_stats(tmp_path, fill):
     assert stats.file_bytes >= sum(len(json.dumps(e.opening)) for e in episodes)
 
 
-def test_best_return_is_the_best_of_equal_actions_in_equal_states(tmp_path, make_episode):
-    """Brute force over episodes that share beginnings; another task shares none of them."""
+@pytest.fixture
+def path(make_episode):
+    """``path(actions, reward, task)``: equal beginnings give equal states."""
 
-    def path(actions: str, reward: float, task: str = "a") -> Episode:
+    def make(actions: str, reward: float, task: str = "a") -> Episode:
         blank = make_episode(0, turns=len(actions), task_id=task)
         turns = [
             replace(turn, action=a, delta_ids=(ord(a), t, 7, 8, 9), action_start=0, action_end=1,
@@ -308,13 +309,45 @@ def test_best_return_is_the_best_of_equal_actions_in_equal_states(tmp_path, make
         ]  # fmt: skip
         return replace(blank, turns=turns)
 
-    words = [("xy", 0.0, "a"), ("xyz", 0.0, "a"), ("xyw", 1.0, "a"), ("yx", 0.5, "a"),
-             ("xy", 0.25, "b"), ("xyw", -1.0, "a"), ("xyw", 0.5, "b")]  # fmt: skip
+    return make
+
+
+WORDS = [("xy", 0.0, "a"), ("xyz", 0.0, "a"), ("xyw", 1.0, "a"), ("yx", 0.5, "a"),
+         ("xy", 0.25, "b"), ("xyw", -1.0, "a"), ("xyw", 0.5, "b")]  # fmt: skip
+
+
+def test_best_return_is_the_best_of_equal_actions_in_equal_states(tmp_path, path):
+    """Brute force over episodes that share beginnings; another task shares none of them."""
     with ReplayBuffer(tmp_path / "b.sqlite") as buffer:
-        ids = buffer.append_many(path(*word) for word in words)
-        for episode_id, (actions, _, task) in zip(ids, words, strict=True):
+        ids = buffer.append_many(path(*word) for word in WORDS)
+        for episode_id, (actions, _, task) in zip(ids, WORDS, strict=True):
             for t in range(len(actions)):
-                same = [r for a, r, k in words if k == task and a[: t + 1] == actions[: t + 1]]
+                same = [r for a, r, k in WORDS if k == task and a[: t + 1] == actions[: t + 1]]
                 assert buffer.transition(episode_id, t).best_return == max(same)
         buffer.truncate(ids[1])
         assert buffer.transition(ids[0], 0).best_return == 0.0
+
+
+def test_alternatives_are_what_else_was_done_in_a_state(tmp_path, path):
+    """Brute force likewise; the newest transition stands for each action."""
+    with ReplayBuffer(tmp_path / "b.sqlite") as buffer:
+        ids = buffer.append_many(path(*word) for word in WORDS)
+        for episode_id, (actions, _, task) in zip(ids, WORDS, strict=True):
+            for t in range(len(actions)):
+                best: dict[str, float] = {}
+                newest: dict[str, int] = {}
+                for other, (a, r, k) in zip(ids, WORDS, strict=True):
+                    if k == task and len(a) > t and a[:t] == actions[:t]:
+                        best[a[t]] = max(best.get(a[t], -9), r)
+                        newest[a[t]] = other
+                expected = {((newest[a], t), best[a]) for a in best}
+                assert set(buffer.alternatives((episode_id, t))) == expected
+
+
+def test_evicted_episodes_are_no_alternatives(tmp_path, path):
+    with ReplayBuffer(tmp_path / "b.sqlite", capacity=4) as buffer:
+        first, second = buffer.append_many([path("xy", 1.0), path("zy", 0.0)])
+        assert len(buffer.alternatives((second, 0))) == 2
+        buffer.append(path("yy", 0.0))
+        assert first not in buffer.episode_ids()
+        assert {key[0] for key, _ in buffer.alternatives((second, 0))} == {second, second + 1}

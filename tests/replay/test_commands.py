@@ -62,7 +62,7 @@ def test_check_accepts_a_sound_buffer(path):
         ("UPDATE meta SET transitions = 7", ["7 transitions counted, 15 stored"]),
         (
             "INSERT INTO turns SELECT 99, t, text, delta_ids, action_start, action_end, logprobs,"
-            " policy_version, explored, reward, terminated, truncated FROM turns"
+            " policy_version, explored, reward, terminated, truncated, 0, 0, 0 FROM turns"
             " WHERE episode_id = 1 AND t = 0",
             ["of turns belongs to no episode"],
         ),

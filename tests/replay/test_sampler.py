@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -171,3 +172,26 @@ def test_an_empty_buffer_says_so(buffer, fill):
 def test_bad_settings_are_named(buffer, bad):
     with pytest.raises(ConfigError, match=rf"^data\.{next(iter(bad))}: "):
         TransitionSampler(buffer, **{"batch_size": 4, **bad})
+
+
+def test_contrast_pairs_each_action_with_one_that_ended_otherwise(buffer, make_episode):
+    """Ten episodes of one task part at the opening: half of the first actions lead to success."""
+    blank = make_episode(0, turns=1)
+    for i in range(10):
+        turn = replace(blank.turns[0], action=f"go {i}", reward=float(i % 2))
+        buffer.append(replace(blank, turns=[turn]))
+    alone = make_episode(1, turns=3)
+    buffer.append(alone)
+    sampler = TransitionSampler(buffer, 2, contrast=True)
+    pairs = Counter()
+    for position in range(400):
+        first, *rest = sampler._candidates(np.random.default_rng([position]))
+        if first[0] == 11:
+            assert not rest, "nothing else was tried there"
+        else:
+            ((other, t),) = rest
+            assert t == 0 and other % 2 != first[0] % 2
+            pairs[other] += 1
+    assert set(pairs) == set(range(1, 11))
+    batch = TransitionSampler(buffer, 8, contrast=True).draw(0)
+    assert len(set(batch)) == 8 and batch == TransitionSampler(buffer, 8, contrast=True).draw(0)
