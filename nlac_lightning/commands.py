@@ -38,11 +38,11 @@ def plot(arguments: list[str]) -> None:
     from nlac_lightning.report.curves import plot_runs
 
     parser = argparse.ArgumentParser("nlac plot", description="Sample-efficiency curves of runs.")
-    parser.add_argument("runs", nargs="+", type=Path, help="TensorBoard folders")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, at any depth")
     parser.add_argument("--out", type=Path, default=Path("curves.png"))
-    parser.add_argument("--metric", action="append", help="default: val/success")
+    parser.add_argument("--metric", action="append", help="default: success, on whatever tasks it was measured")
     options = parser.parse_args(arguments)
-    missing = plot_runs(options.runs, options.out, tuple(options.metric or ["val/success"]))
+    missing = plot_runs(options.runs, options.out, options.metric or ())
     for line in missing:
         print(f"missing: {line}")
     print(f"wrote {options.out}")

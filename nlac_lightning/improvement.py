@@ -86,7 +86,7 @@ class Improver:
         if self.kind == "accept":
             blind = self.critic.source == "none"  # the control without a critic accepts all
             return [
-                Improvement(_whole(c) if _approved(q) or blind else None, "policy", a, q)
+                Improvement(whole(c) if _approved(q) or blind else None, "policy", a, q)
                 for c, a, q in zip(base, actions, critiques, strict=True)
             ]
         if self.kind == "refine":
@@ -107,7 +107,7 @@ class Improver:
             refined = self.critic.refine(states, current, judged, seed + iteration)
             current = [self.roles.action(completion.text) for completion in refined]
         return [
-            Improvement(_whole(c), "refinement", a, q, r)
+            Improvement(whole(c), "refinement", a, q, r)
             for c, a, q, r in zip(refined, actions, critiques, current, strict=True)
         ]
 
@@ -120,7 +120,7 @@ class Improver:
         seed: int,
     ) -> list[Improvement]:
         results = [
-            Improvement(_whole(c), "policy", a, q)
+            Improvement(whole(c), "policy", a, q)
             for c, a, q in zip(base, actions, critiques, strict=True)
         ]
         bad = [i for i, critique in enumerate(critiques) if not _approved(critique)]
@@ -133,7 +133,7 @@ class Improver:
         texts = [self.roles.action(completion.text) for completion in refined]
         again = self.critic.critique(some, texts, seed + 1)
         for i, completion, text, critique in zip(bad, refined, texts, again, strict=True):
-            target = _whole(completion) if _approved(critique) else None
+            target = whole(completion) if _approved(critique) else None
             results[i] = Improvement(target, "refinement", actions[i], critiques[i], text)
         return results
 
@@ -147,15 +147,15 @@ class Improver:
             # A cut-off sample teaches nothing, so the best of the whole ones is taken.
             best = max(
                 range(i, i + self.n),
-                key=lambda j: (_whole(base[j]) is not None, _rank(critiques[j])),
+                key=lambda j: (whole(base[j]) is not None, _rank(critiques[j])),
             )
             results.append(
-                Improvement(_whole(base[best]), "policy", actions[best], critiques[best])
+                Improvement(whole(base[best]), "policy", actions[best], critiques[best])
             )
         return results
 
 
-def _whole(completion: Completion) -> Completion | None:
+def whole(completion: Completion) -> Completion | None:
     """A cut-off or empty completion is never distilled as if it were a whole action."""
     return completion if completion.complete and completion.text.strip() else None
 

@@ -96,6 +96,8 @@ class NLAC(Algorithm):
     """
 
     off_policy = True
+    target_role = "backup"
+    """Who writes the critic's targets; it is the teacher of L1."""
 
     def __init__(
         self,
@@ -244,7 +246,7 @@ class NLAC(Algorithm):
         self, batch: Sequence[Transition], targets: Sequence[CriticTarget | None]
     ) -> list[Example]:
         """L1 = KL(B M_theta-bar(. given s, a) || M_theta(. given s, a)) on the targets."""
-        teacher = self.roles.settings("backup").adapter
+        teacher = self.roles.settings(self.target_role).adapter
         examples = []
         for transition, target in zip(batch, targets, strict=True):
             if target is None:

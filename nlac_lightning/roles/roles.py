@@ -21,6 +21,8 @@ from nlac_lightning.roles.codec import Ids, make_codec
 from nlac_lightning.roles.templates import load_templates
 
 ROLES = ("policy", "successor", "backup", "evaluator", "refinement")
+LIKE = {"aggregation": "backup", "hindsight": "refinement"}
+"""Roles of baselines, and whose settings they take where they have none of their own."""
 
 
 @dataclass
@@ -59,6 +61,10 @@ class RolesConfig:
     backup: RoleConfig = field(default_factory=_role("target", 0.7, 192))
     evaluator: RoleConfig = field(default_factory=_role("online", 0.0, 192))
     refinement: RoleConfig = field(default_factory=_role("online", 0.7, 256))
+    aggregation: RoleConfig | None = None
+    """Sums up rollouts as the successor would describe them (NLRL alone); null: as ``backup``."""
+    hindsight: RoleConfig | None = None
+    """Refines after reading rollouts (Self-Distillation alone); null: as ``refinement``."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Roles:
 
     def settings(self, role: str) -> RoleConfig:
         """The role's configuration."""
-        return getattr(self.config, role)
+        return getattr(self.config, role) or getattr(self.config, LIKE[role])
 
     def prompt(
         self, role: str, state_ids: Ids, messages: Sequence[Message], **fields: Any

@@ -47,7 +47,7 @@ def test_three_panels_and_a_single_one(tmp_path: Path) -> None:
 
 def test_counts_are_those_known_at_the_step(tmp_path: Path) -> None:
     write(tmp_path, {"val/success": [(0, 0.1), (7, 0.2), (40, 0.9)], "env/episodes": [(5, 8.0)]})
-    scalars = curves._read_scalars(tmp_path)
+    scalars = curves.read_scalars(tmp_path)
     xs = [x for x, _ in curves._curve(scalars, "val/success", "env/episodes")]
     assert xs == [0.0, 8.0, 8.0]
 
@@ -55,7 +55,7 @@ def test_counts_are_those_known_at_the_step(tmp_path: Path) -> None:
 def test_resumed_run_replaces_what_it_repeats(tmp_path: Path) -> None:
     write(tmp_path, {"val/success": [(10, 0.1), (20, 0.2), (30, 0.3), (35, 0.4)]}, start=100)
     write(tmp_path, {"val/success": [(30, 0.5), (40, 0.6)]}, start=200)
-    points = curves._read_scalars(tmp_path)["val/success"]
+    points = curves.read_scalars(tmp_path)["val/success"]
     assert [step for step, _ in points] == [10, 20, 30, 40]
     assert [value for _, value in points] == pytest.approx([0.1, 0.2, 0.5, 0.6])
 
@@ -64,14 +64,14 @@ def test_truncated_event_file_keeps_what_is_whole(tmp_path: Path) -> None:
     write(tmp_path, {"val/success": [(s, s / 100) for s in range(20)]})
     file = next(tmp_path.glob(curves.EVENT_FILES))
     file.write_bytes(file.read_bytes()[:-13])
-    points = curves._read_scalars(tmp_path)["val/success"]
+    points = curves.read_scalars(tmp_path)["val/success"]
     assert [step for step, _ in points] == list(range(19))
     assert plot_runs([tmp_path], tmp_path / "out.png")
 
 
 def test_all_points_of_a_long_run_are_read(tmp_path: Path) -> None:
     write(tmp_path, {"loss": [(s, 1.0) for s in range(12_000)]})
-    assert len(curves._read_scalars(tmp_path)["loss"]) == 12_000
+    assert len(curves.read_scalars(tmp_path)["loss"]) == 12_000
 
 
 def test_missing_tags_are_named(tmp_path: Path) -> None:
