@@ -1,4 +1,4 @@
-"""The small commands: ``nlac replay | roles | plot | export``."""
+"""The small commands: ``nlac replay | roles | plot | compare | export``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,35 @@ def plot(arguments: list[str]) -> None:
     print(f"wrote {options.out}")
 
 
+def compare(arguments: list[str]) -> None:
+    """``nlac compare --config TASK --algorithms A,B --seeds 0,1``: one table and one figure."""
+    from nlac_lightning.cli import with_config_paths
+    from nlac_lightning.compare import compare as run_all
+
+    parser = argparse.ArgumentParser(
+        "nlac compare",
+        description="Train several algorithms on one task, each with several seeds, in turn. The "
+        "same command continues what was stopped. Other options are those of nlac fit.",
+        usage="nlac compare --config TASK.yaml --algorithms A,B --seeds 0,1,2 [--KEY VALUE ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--algorithms",
+        required=True,
+        type=lambda text: text.split(","),
+        help="names of configs/algorithm/NAME.yaml, or files",
+    )
+    parser.add_argument(
+        "--seeds", default=[0], type=lambda text: [int(seed) for seed in text.split(",")]
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"))
+    options, rest = parser.parse_known_args(arguments)
+    results = run_all(with_config_paths(rest), options.algorithms, options.seeds, options.out)
+    print((options.out / "table.txt").read_text("utf-8"))
+    print(f"wrote table.txt, results.json and curves.png in {options.out}")
+    sys.exit(any(result.state == "failed" for result in results))
+
+
 def export(arguments: list[str]) -> None:
     """``nlac export CHECKPOINT OUT``: the trained adapter in PEFT's own format."""
     from nlac_lightning.export import export_adapter
@@ -71,6 +100,7 @@ def roles(arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "replay": replay,
     "plot": plot,
+    "compare": compare,
     "export": export,
     "roles": roles,
 }

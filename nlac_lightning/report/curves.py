@@ -86,7 +86,8 @@ def plot_runs(
     rows = [metric for metric in metrics if any(metric == row for row, _ in panels)]
     columns = [axis for axis in AXES if any(axis == column for _, column in panels)]
     if not panels:
-        raise ConfigError("metrics", "; ".join(notes), f"name scalars that exist: {_listed(tags)}")
+        known = ", ".join(sorted(tags)) or "none"
+        raise ConfigError("metrics", "; ".join(notes), f"name scalars that exist: {known}")
 
     figure = Figure(figsize=(4.6 * len(columns), 3.4 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(columns), squeeze=False)
@@ -146,15 +147,20 @@ def _named(run_dirs: Sequence[Path]) -> Iterator[tuple[str, Path]]:
         if not found:
             raise ConfigError("run_dirs", f"{run_dir} holds no event files", "name a run's folder")
         folders += [folder for folder in found if folder not in folders]
-    # The shortest tails of the paths that are all different: names without what they share.
+    # The shortest tails of the paths that are all different, without an end that all share.
     depth = 1
     while len({folder.parts[-depth:] for folder in folders}) < len(folders):
         depth += 1
-    return (("/".join(folder.parts[-depth:]), folder) for folder in folders)
+    end = 0
+    while end < depth - 1 and len({folder.parts[-end - 1] for folder in folders}) == 1:
+        end += 1
+    return (
+        ("/".join(folder.parts[-depth : len(folder.parts) - end]), folder) for folder in folders
+    )
 
 
 def _without_seed(name: str) -> str:
-    return "/".join(part for part in name.split("/") if not SEED.fullmatch(part)) or name
+    return "/".join(part for part in name.split("/") if not SEED.fullmatch(part)) or "run"
 
 
 def _columns(curve: Curve) -> tuple[list[float], list[float]]:
@@ -227,7 +233,3 @@ def _band(
     # An interrupted run may have written one limit of its last point and not the other.
     limits = list(zip(_curve(scalars, low, count), _curve(scalars, high, count), strict=False))
     return [x for (x, _), _ in limits], [y for (_, y), _ in limits], [y for _, (_, y) in limits]
-
-
-def _listed(tags: set[str]) -> str:
-    return ", ".join(sorted(tags)) or "none"
