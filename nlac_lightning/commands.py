@@ -40,7 +40,9 @@ def plot(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser("nlac plot", description="Sample-efficiency curves of runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, at any depth")
     parser.add_argument("--out", type=Path, default=Path("curves.png"))
-    parser.add_argument("--metric", action="append", help="default: success, on whatever tasks it was measured")
+    parser.add_argument(
+        "--metric", action="append", help="default: success, on whatever tasks it was measured"
+    )
     options = parser.parse_args(arguments)
     missing = plot_runs(options.runs, options.out, options.metric or ())
     for line in missing:

@@ -149,9 +149,7 @@ class Improver:
                 range(i, i + self.n),
                 key=lambda j: (whole(base[j]) is not None, _rank(critiques[j])),
             )
-            results.append(
-                Improvement(whole(base[best]), "policy", actions[best], critiques[best])
-            )
+            results.append(Improvement(whole(base[best]), "policy", actions[best], critiques[best]))
         return results
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
@@ -99,20 +100,14 @@ def plot_runs(
         axes = grid[rows.index(metric)][columns.index(axis)]
         count, label = AXES[axis]
         for i, (group, names) in enumerate(groups.items()):
-            drawn = [name for name in names if name in curves]
-            color = f"C{i % 10}"
-            for name in drawn:
-                xs, ys = _columns(curves[name])
-                style = {} if len(drawn) == 1 else {"linewidth": 0.8, "alpha": 0.4}
-                (line,) = axes.plot(xs, ys, marker="o", markersize=3, color=color, **style)
-                handles.setdefault(group, line)
+            drawn = {name: curves[name] for name in names if name in curves}
             if len(drawn) == 1:
-                band = _band(runs[drawn[0]], metric, count)
-                axes.fill_between(*band, color=color, alpha=0.15, linewidth=0)
-            elif drawn:
+                band = _band(runs[next(iter(drawn))], metric, count)
+                axes.fill_between(*band, color=f"C{i % 10}", alpha=0.15, linewidth=0)
+            if drawn:
                 steps = [[step for step, _ in runs[name][metric]] for name in drawn]
-                mean = mean_curve(steps, [curves[name] for name in drawn])
-                (handles[group],) = axes.plot(*_columns(mean), linewidth=2.2, color=color)
+                line = _draw_seeds(axes, steps, list(drawn.values()), f"C{i % 10}")
+                handles.setdefault(group, line)
         axes.set(xlabel=label, ylabel=metric)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
@@ -137,6 +132,18 @@ def plot_runs(
     except ValueError as error:
         raise ConfigError("out", str(error), "end it in .png, .svg or .pdf") from error
     return notes
+
+
+def _draw_seeds(
+    axes: Axes, steps: Sequence[Sequence[float]], curves: Sequence[Curve], color: str
+) -> Line2D:
+    """One curve, or several of them thin with their mean; returns the line for the legend."""
+    style = {} if len(curves) == 1 else {"linewidth": 0.8, "alpha": 0.4}
+    for curve in curves:
+        (line,) = axes.plot(*_columns(curve), marker="o", markersize=3, color=color, **style)
+    if len(curves) > 1:
+        (line,) = axes.plot(*_columns(mean_curve(steps, curves)), linewidth=2.2, color=color)
+    return line
 
 
 def _named(run_dirs: Sequence[Path]) -> Iterator[tuple[str, Path]]:

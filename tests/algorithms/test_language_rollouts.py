@@ -94,9 +94,8 @@ def test_nlrl_targets_sum_up_rollouts_of_the_policy(tiny_llama_path: str) -> Non
     examples = module._critic_examples(batch, targets)
     assert {e.teacher.adapter for e in examples} == {"target"} and examples
     for example in examples:
-        assert example.teacher.ids[-len(example.ids[example.start :]) :] == (
-            example.ids[example.start :]
-        )
+        target = example.ids[example.start :]
+        assert example.teacher.ids[-len(target) :] == target
 
 
 def test_nlrl_warms_up_on_stored_outcomes_without_rollouts(tiny_llama_path: str) -> None:

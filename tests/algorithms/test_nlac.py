@@ -184,7 +184,9 @@ def test_base_actions(tiny_llama_path: str, base_action: str, every: int) -> Non
     stored = len(range(0, len(batch), every)) if every else 0
     calls = record(module)
     actions = module.base_actions(batch, 0, n=3)
-    taken = [[a.ids == t.turn.action_ids for a in some] for some, t in zip(actions, batch, strict=True)]
+    taken = [
+        [a.ids == t.turn.action_ids for a in some] for some, t in zip(actions, batch, strict=True)
+    ]
     assert {len(some) for some in taken} == {3}
     assert sum(some[0] for some in taken) == stored == sum(map(sum, taken)), "as a candidate once"
     assert sum(map(len, calls)) == 3 * len(batch) - stored

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nlac_lightning.compare import for_run
+from nlac_lightning.compare import for_run, resolve
+from nlac_lightning.configs_path import find_config, packaged_configs
 from nlac_lightning.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(1800)
@@ -67,6 +68,9 @@ def test_stopped_and_continued_with_a_failing_algorithm(
     other.refusal("--out", "other settings")
 
 
+TEXT = "see runs/a/x, my/runs/a/x"
+
+
 def resolved() -> dict[str, Any]:
     callback = {"class_path": "x.RolloutCallback", "init_args": {"episodes": 2, "seed": 0}}
     saver = {"class_path": "x.ModelCheckpoint", "init_args": {"dirpath": "runs/a/best"}}
@@ -78,7 +82,7 @@ def resolved() -> dict[str, Any]:
         "trainer": {
             "default_root_dir": "runs/a",
             "logger": logger,
-            "callbacks": [callback, saver, {"class_path": "C", "init_args": {"text": ["see runs/a/x, my/runs/a/x"]}}],
+            "callbacks": [callback, saver, {"class_path": "C", "init_args": {"text": [TEXT]}}],
         },
     }  # fmt: skip
 
@@ -110,3 +114,19 @@ def test_runs_that_would_meet_are_refused(field: str) -> None:
         config["trainer"]["default_root_dir"] = None
     with pytest.raises(ConfigError, match=field):
         for_run(config, Path("out/m/seed_7"), 7)
+
+
+OVERLAYS = [name for name in packaged_configs() if name.startswith("algorithm/")]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_overlay_goes_over_a_task_config(config: str, name: str) -> None:
+    overlay = yaml.safe_load(find_config(name).read_text("utf-8"))["model"]
+    task = yaml.safe_load(Path(config).read_text("utf-8"))["model"]["init_args"]
+    model = resolve(["--config", config, "--config", str(find_config(name))])["model"]
+    assert model["class_path"] == overlay["class_path"]
+    own = overlay.get("init_args", {})
+    for key in own.keys() - {"loss", "warmup", "roles", "limits", "evaluation"}:
+        assert model["init_args"][key] == own[key]
+    assert model["init_args"]["backbone"].items() >= task["backbone"].items()
+    assert model["init_args"]["roles"]["format"] == "plain"

@@ -96,6 +96,37 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
     assert named["y/version_1"] == (tmp_path / "y/version_1").resolve()
 
 
+def test_names_leave_out_an_end_that_all_share(tmp_path: Path) -> None:
+    for name in ("nlac/seed_0", "nlac/seed_1", "grpo/seed_0"):
+        write(tmp_path / name / "logs/version_0", run(0.01))
+    names = [name for name, _ in curves._named([tmp_path])]
+    assert names == ["grpo/seed_0", "nlac/seed_0", "nlac/seed_1"]
+    assert [curves._without_seed(name) for name in names] == ["grpo", "nlac", "nlac"]
+
+
+def test_the_mean_over_seeds_is_at_the_steps_that_all_have() -> None:
+    steps = [[0, 10, 20], [0, 20, 30]]
+    points = [[(0.0, 0.0), (4.0, 0.2), (8.0, 0.4)], [(0.0, 0.2), (12.0, 0.8), (16.0, 0.9)]]
+    assert curves.mean_curve(steps, points) == [
+        (0.0, pytest.approx(0.1)), (10.0, pytest.approx(0.6)),
+    ]  # fmt: skip
+
+
+def test_held_out_evaluations_make_a_curve(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "env/episodes": [(0, 64.0), (9, 80.0)],
+            "test/base/success": [(0, 0.1)],
+            "test/trained/success": [(10, 0.7)],
+        },
+    )
+    scalars = curves.read_scalars(tmp_path)
+    curve = curves._curve(scalars, "test/success", "env/episodes")
+    assert curve == [(0.0, pytest.approx(0.1)), (80.0, pytest.approx(0.7))]
+    assert plot_runs([tmp_path], tmp_path / "out.png") == [f"{tmp_path.name}: no gen/tokens"]
+
+
 def test_wrong_settings_say_so(tmp_path: Path) -> None:
     write(tmp_path / "a", {"loss": [(0, 0.1)]})
     (tmp_path / "empty").mkdir()
