@@ -57,6 +57,14 @@ class HeldOutEvaluation(lightning.Callback):
             results = [self.results[name] for name in ("base", "trained")]
             write_comparison(evaluation_folder(trainer), results)
 
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Evaluate now what was stopped between its last step and its evaluation.
+
+        Continuing such a run trains nothing, so that Lightning calls no hook of training.
+        """
+        if "base" in self.results and "trained" not in self.results:
+            self.on_train_end(trainer, pl_module)
+
     def _evaluate(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, policy: str
     ) -> None:

@@ -130,8 +130,9 @@ class RolloutCallback(lightning.Callback):
             "rollout/invalid": rollout.counts["invalid"] / turns,
             "rollout/explored": rollout.counts["explored"] / turns,
             "rollout/seconds": seconds,
-            "env/episodes": float(data.buffer.high_water_mark),
-            "env/turns": float(self.turns),
+            # what the algorithm itself plays while it trains is paid for as well
+            "env/episodes": float(data.buffer.high_water_mark + module.counts["branch_episodes"]),
+            "env/turns": float(self.turns + module.counts["branch_turns"]),
         }
         for name in (
             "reset_error",

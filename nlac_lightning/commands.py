@@ -1,4 +1,4 @@
-"""The small commands: ``nlac replay | roles | plot | export``."""
+"""The small commands: ``nlac replay | roles | plot | compare | export``."""
 
 from __future__ import annotations
 
@@ -38,14 +38,45 @@ def plot(arguments: list[str]) -> None:
     from nlac_lightning.report.curves import plot_runs
 
     parser = argparse.ArgumentParser("nlac plot", description="Sample-efficiency curves of runs.")
-    parser.add_argument("runs", nargs="+", type=Path, help="TensorBoard folders")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, at any depth")
     parser.add_argument("--out", type=Path, default=Path("curves.png"))
-    parser.add_argument("--metric", action="append", help="default: val/success")
+    parser.add_argument(
+        "--metric", action="append", help="default: success, on whatever tasks it was measured"
+    )
     options = parser.parse_args(arguments)
-    missing = plot_runs(options.runs, options.out, tuple(options.metric or ["val/success"]))
+    missing = plot_runs(options.runs, options.out, options.metric or ())
     for line in missing:
         print(f"missing: {line}")
     print(f"wrote {options.out}")
+
+
+def compare(arguments: list[str]) -> None:
+    """``nlac compare --config TASK --algorithms A,B --seeds 0,1``: one table and one figure."""
+    from nlac_lightning.cli import with_config_paths
+    from nlac_lightning.compare import compare as run_all
+
+    parser = argparse.ArgumentParser(
+        "nlac compare",
+        description="Train several algorithms on one task, each with several seeds, in turn. The "
+        "same command continues what was stopped. Other options are those of nlac fit.",
+        usage="nlac compare --config TASK.yaml --algorithms A,B --seeds 0,1,2 [--KEY VALUE ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--algorithms",
+        required=True,
+        type=lambda text: text.split(","),
+        help="names of configs/algorithm/NAME.yaml, or files",
+    )
+    parser.add_argument(
+        "--seeds", default=[0], type=lambda text: [int(seed) for seed in text.split(",")]
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"))
+    options, rest = parser.parse_known_args(arguments)
+    results = run_all(with_config_paths(rest), options.algorithms, options.seeds, options.out)
+    print((options.out / "table.txt").read_text("utf-8"))
+    print(f"wrote table.txt, results.json and curves.png in {options.out}")
+    sys.exit(any(result.state == "failed" for result in results))
 
 
 def export(arguments: list[str]) -> None:
@@ -71,6 +102,7 @@ def roles(arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "replay": replay,
     "plot": plot,
+    "compare": compare,
     "export": export,
     "roles": roles,
 }

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from nlac_lightning.envs.base import OracleCritique, Task, TextEnv
-from nlac_lightning.envs.replay import resume
+from nlac_lightning.envs.base import OracleCritique, TextEnv
+from nlac_lightning.envs.replay import resume, tasks_by_id
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion, Generator, Request
 from nlac_lightning.replay.episode import Transition
@@ -68,10 +68,7 @@ class Critic:
         self.roles, self.generator = roles, generator
         self.source, self.k, self.env = source, k, env
         self.played: list[tuple[Ids, int]] = []
-        self._tasks: dict[tuple[str, str], Task] = {}
-        if env is not None:
-            tasks = [task for split in ("train", "val", "test") for task in env.tasks(split)]
-            self._tasks = {(task.split, task.id): task for task in tasks}
+        self._tasks = tasks_by_id(env) if env is not None else {}
 
     def describe(
         self,

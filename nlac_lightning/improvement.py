@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from nlac_lightning.critic import Critic, Critique
 from nlac_lightning.errors import require_choice
@@ -38,8 +39,18 @@ class Improvement:
     refined: str | None = None
 
 
-Sampler = Callable[[Sequence[Transition], int], list[Completion]]
-"""Draws actions a ~ pi_theta for states under a seed."""
+class Sampler(Protocol):
+    """Draws actions a ~ pi_theta."""
+
+    def __call__(
+        self, states: Sequence[Transition], seed: int, n: int = 1
+    ) -> list[list[Completion]]:
+        """``n`` candidates for each state, the base action first."""
+        ...
+
+
+Improve = Callable[[Sequence[Transition], int], list[Improvement]]
+"""An improvement step: states and a seed to one improvement per state."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,13 @@ class Improver:
         """Improve every state; equal seeds give equal results."""
         if self.kind == "best_of_n":
             return self._best_of_n(states, seed)
-        base = self.sample(states, seed)
+        base = [completion for (completion,) in self.sample(states, seed)]
         actions = [self.roles.action(completion.text) for completion in base]
         critiques = self.critic.critique(states, actions, seed)
         if self.kind == "accept":
             blind = self.critic.source == "none"  # the control without a critic accepts all
             return [
-                Improvement(_whole(c) if q.good or blind else None, "policy", a, q)
+                Improvement(whole(c) if _approved(q) or blind else None, "policy", a, q)
                 for c, a, q in zip(base, actions, critiques, strict=True)
             ]
         if self.kind == "refine":
@@ -96,7 +107,7 @@ class Improver:
             refined = self.critic.refine(states, current, judged, seed + iteration)
             current = [self.roles.action(completion.text) for completion in refined]
         return [
-            Improvement(_whole(c), "refinement", a, q, r)
+            Improvement(whole(c), "refinement", a, q, r)
             for c, a, q, r in zip(refined, actions, critiques, current, strict=True)
         ]
 
@@ -109,10 +120,10 @@ class Improver:
         seed: int,
     ) -> list[Improvement]:
         results = [
-            Improvement(_whole(c), "policy", a, q)
+            Improvement(whole(c), "policy", a, q)
             for c, a, q in zip(base, actions, critiques, strict=True)
         ]
-        bad = [i for i, critique in enumerate(critiques) if critique.good is not True]
+        bad = [i for i, critique in enumerate(critiques) if not _approved(critique)]
         if not bad:
             return results
         some = [states[i] for i in bad]
@@ -122,28 +133,37 @@ class Improver:
         texts = [self.roles.action(completion.text) for completion in refined]
         again = self.critic.critique(some, texts, seed + 1)
         for i, completion, text, critique in zip(bad, refined, texts, again, strict=True):
-            target = _whole(completion) if critique.good else None
+            target = whole(completion) if _approved(critique) else None
             results[i] = Improvement(target, "refinement", actions[i], critiques[i], text)
         return results
 
     def _best_of_n(self, states: Sequence[Transition], seed: int) -> list[Improvement]:
         repeated = [state for state in states for _ in range(self.n)]
-        base = self.sample(repeated, seed)
+        base = [c for candidates in self.sample(states, seed, self.n) for c in candidates]
         actions = [self.roles.action(completion.text) for completion in base]
         critiques = self.critic.critique(repeated, actions, seed)
         results = []
         for i in range(0, len(repeated), self.n):
-            best = max(range(i, i + self.n), key=lambda j: _rank(critiques[j]))
-            results.append(
-                Improvement(_whole(base[best]), "policy", actions[best], critiques[best])
+            # A cut-off sample teaches nothing, so the best of the whole ones is taken.
+            best = max(
+                range(i, i + self.n),
+                key=lambda j: (whole(base[j]) is not None, _rank(critiques[j])),
             )
+            results.append(Improvement(whole(base[best]), "policy", actions[best], critiques[best]))
         return results
 
 
-def _whole(completion: Completion) -> Completion | None:
+def whole(completion: Completion) -> Completion | None:
     """A cut-off or empty completion is never distilled as if it were a whole action."""
     return completion if completion.complete and completion.text.strip() else None
 
 
+def _approved(critique: Critique) -> bool:
+    """A verdict on a future that was cut off before its end decides nothing."""
+    return critique.good is True and critique.complete
+
+
 def _rank(critique: Critique) -> float:
-    return critique.score if critique.score == critique.score else 0.5
+    """The score, one half where there is none that counts."""
+    known = critique.complete and critique.score == critique.score
+    return critique.score if known else 0.5

@@ -12,14 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
 
 from nlac_lightning.envs.base import Message, Session, Step, Task, TextEnv
-from nlac_lightning.errors import require_choice, require_positive
+from nlac_lightning.envs.replay import resume
+from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import Completion, Generator
-from nlac_lightning.replay.episode import Episode, Turn
+from nlac_lightning.replay.episode import Episode, Transition, Turn
 from nlac_lightning.roles.codec import Codec, Ids
 from nlac_lightning.roles.roles import Roles
 
@@ -65,9 +67,30 @@ class Exploration:
         require_positive("rollout.exploration.tries", self.tries)
 
 
+@dataclass(frozen=True)
+class Fork:
+    """Where a rollout leaves a stored episode.
+
+    Attributes:
+        task, state: the state to go back to.
+        action: what is done there first.
+        seed: of all that follows, the environment's chance included.
+    """
+
+    task: Task
+    state: Transition
+    action: Completion
+    seed: int
+
+
 @dataclass
 class Live:
-    """A running episode."""
+    """A running episode.
+
+    Attributes:
+        path, first: actions to begin with: explored ones, or the action of a :class:`Fork`.
+        before: turns of the stored episode that it continues.
+    """
 
     task: Task
     seed: int
@@ -77,7 +100,10 @@ class Live:
     messages: list[Message]
     rng: np.random.Generator
     started: float
+    opening: list[Message]
     path: tuple[str, ...] = ()
+    first: Completion | None = None
+    before: int = 0
     turns: list[Turn] = field(default_factory=list)
 
 
@@ -178,11 +204,29 @@ class Rollout:
         progress: Callable[[int], None] = lambda done: None,
     ) -> Iterator[Episode]:
         """Play each (task, seed) once; episodes come as they end."""
-        waiting = list(reversed(jobs))
+        return self._play([partial(self._start, *job) for job in jobs], actor, progress)
+
+    def branch(self, forks: Sequence[Fork], actor: Actor) -> Iterator[Episode]:
+        """Play on from stored states; the episodes begin there and carry their fork's seed.
+
+        The environment must give equal answers to equal seeds and actions.
+
+        Raises:
+            ConfigError: the environment's settings are not those of the stored episode.
+        """
+        return self._play([partial(self._fork, fork) for fork in forks], actor)
+
+    def _play(
+        self,
+        starts: Sequence[Callable[[], Live | None]],
+        actor: Actor,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[Episode]:
+        waiting = list(reversed(starts))
         live: list[Live] = []
         while waiting or live:
             while waiting and len(live) < self.limits.parallel:
-                started = self._start(*waiting.pop())
+                started = waiting.pop()()
                 live += [started] if started else []
             if not live:
                 break
@@ -210,12 +254,42 @@ class Rollout:
         path = self.paths.get(task.id, ()) if self.exploration.kind == "return" else ()
         if path and rng.random() < 0.5:  # every stage of the way is explored, its end most often
             path = path[: int(rng.integers(len(path)))]
-        return Live(task, seed, session, ids, ids, opening, rng, time.monotonic(), path)
+        now = time.monotonic()
+        return Live(task, seed, session, ids, ids, list(opening), rng, now, opening, path)
+
+    def _fork(self, fork: Fork) -> Live | None:
+        state = fork.state
+        try:
+            session = resume(self.env, fork.task, state.seed, state.past_actions)
+            chance, draws = np.random.SeedSequence(fork.seed).spawn(2)
+            session.reseed(int(chance.generate_state(1, np.uint64)[0]))
+        except ConfigError:
+            raise
+        except Exception as error:
+            self.counts["reset_error"] += 1
+            log.warning("task %s could not be played again: %s", fork.task.id, error)
+            return None
+        return Live(
+            fork.task,
+            fork.seed,
+            session,
+            state.state_ids,
+            state.state_ids,
+            list(state.state_messages),
+            np.random.Generator(np.random.Philox(draws)),
+            time.monotonic(),
+            list(state.state_messages),
+            first=fork.action,
+            before=state.t,
+        )
 
     def _choose(self, live: list[Live], actor: Actor) -> list[tuple[Live, Completion, bool]]:
         chosen: list[tuple[Live, Completion, bool]] = []
         modelled: list[Live] = []
         for run in live:
+            if run.first is not None and not run.turns:
+                chosen.append((run, run.first, False))
+                continue
             action = self._explore(run)
             if action is None:
                 modelled.append(run)
@@ -322,7 +396,7 @@ class Rollout:
         if last.terminated or last.truncated:
             return True
         limit = None
-        if len(run.turns) >= self.limits.max_turns:
+        if run.before + len(run.turns) >= self.limits.max_turns:
             limit = "step_limit"
         elif len(run.state_ids) >= self.limits.max_tokens:
             limit = "token_limit"
@@ -345,7 +419,7 @@ class Rollout:
             split=run.task.split,
             seed=run.seed,
             codec=self.roles.codec.fingerprint,
-            opening=list(run.session.opening),
+            opening=run.opening,
             opening_ids=run.opening_ids,
             turns=run.turns,
             reason=reason,

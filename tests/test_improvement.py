@@ -47,9 +47,10 @@ class Written:
         """The score is the number that the action ends in, if any."""
         if "unclear" in action:
             return Critique("hm")
+        whole = "half seen" not in action
         last = action.split()[-1] if action else ""
         score = float(last) if last[:1].isdigit() else math.nan
-        return Critique(f"on {action}", action.startswith("right"), score)
+        return Critique(f"on {action}", action.startswith("right"), score, (), whole)
 
     def refine(
         self,
@@ -74,11 +75,12 @@ def improve(
 ) -> list[Improvement]:
     """Improve one state per text (``best_of_n``: per n texts)."""
 
-    def sample(states: Sequence[Transition], at: int) -> list[Completion]:
-        assert at == seed and len(states) == len(base)
-        return [say(text) for text in base]
-
     n = options.get("n", 4) if kind == "best_of_n" else 1
+
+    def sample(states: Sequence[Transition], at: int, many: int = 1) -> list[list[Completion]]:
+        assert at == seed and many == n and len(states) == len(base) // n
+        return [[say(text) for text in base[i : i + n]] for i in range(0, len(base), n)]
+
     states = [state(f"t{i}") for i in range(len(base) // n)]
     return Improver(kind, critic, roles, sample, **options)(states, seed)  # type: ignore[arg-type]
 
@@ -156,9 +158,24 @@ def test_best_of_n_distils_the_best_critique_of_each_state(roles: Roles) -> None
     assert [r.critique.text for r in results] == ["on b 0.9", "hm"]
 
 
-def test_best_of_n_never_distils_a_cut_off_action(roles: Roles) -> None:
-    base = [f"{CUT} 0.9", "b 0.2"]
-    assert distilled(improve(roles, "best_of_n", Written(), base, n=2))[0] in (None, "b 0.2")
+def test_best_of_n_takes_the_best_whole_action(roles: Roles) -> None:
+    base = [f"{CUT} 0.9", "b 0.2", "c 0.1", "  ", f"{CUT} 0.9", f"{CUT} 0.8"]
+    results = improve(roles, "best_of_n", Written(), base, n=2)
+    assert distilled(results) == ["b 0.2", "c 0.1", None]
+    assert results[0].critique.text == "on b 0.2"
+
+
+def test_a_cut_off_critique_decides_nothing(roles: Roles) -> None:
+    results = improve(roles, "accept", Written(), ["right", "right half seen"])
+    assert distilled(results) == ["right", None]
+    critic = Written({"right half seen": "right again"})
+    results = improve(roles, "refine_then_accept", critic, ["right half seen"])
+    assert distilled(results) == ["right again"]
+    critic = Written({"wrong": "right half seen"})
+    assert distilled(improve(roles, "refine_then_accept", critic, ["wrong"])) == [None]
+    base = ["half seen 0.9", "b 0.6", "half seen 0.1", "c 0.4"]
+    results = improve(roles, "best_of_n", Written(), base, n=2)
+    assert distilled(results) == ["b 0.6", "half seen 0.1"], "it counts as one half"
 
 
 def test_an_unknown_kind_is_refused(roles: Roles) -> None:

@@ -20,7 +20,7 @@ from nlac_lightning.envs.base import Message
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.generation.base import Completion
-from nlac_lightning.improvement import IMPROVEMENTS, Improvement, Improver
+from nlac_lightning.improvement import IMPROVEMENTS, Improve, Improvement, Improver
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import Prompt, RolesConfig
 
@@ -77,13 +77,13 @@ class NLAC(Algorithm):
     Args:
         improvement: ``refine`` distils every refined action (the paper). ``accept`` distils the
             policy's own action where its critique is good. ``refine_then_accept`` refines what the
-            critic calls bad and distils what it then calls good. ``best_of_n`` distils the sample
-            with the best critique (NLQL).
+            critic calls bad and distils what it then calls good. ``best_of_n`` distils, of ``n``
+            actions, the one with the best critique (NLQL).
         critic: where critiques come from. ``learned`` is the method; ``oracle`` (the environment
             tells the truth: an upper bound), ``none`` and ``shuffled`` are controls.
         k: futures that the evaluator sees for each action.
         m: iterations of ``refine``.
-        n: candidates of ``best_of_n``.
+        n: candidates of ``best_of_n``: the base action and fresh samples.
         base_action: the action to improve: ``fresh`` is drawn from the current policy (the paper),
             ``buffer`` is the one that was taken, ``mixed`` takes the buffer's in every second
             state. A policy that never acts right learns from explored actions only through these.
@@ -96,6 +96,8 @@ class NLAC(Algorithm):
     """
 
     off_policy = True
+    target_role = "backup"
+    """Who writes the critic's targets; it is the teacher of L1."""
 
     def __init__(
         self,
@@ -165,23 +167,28 @@ class NLAC(Algorithm):
         count = max(1, round(share * size))
         return [i * size // count for i in range(count)]
 
-    def improver(self) -> Improver:
+    def improver(self) -> Improve:
         """The configured improvement step."""
         return Improver(
             self.improvement, self.critic, self.roles, self.base_actions, self.m, self.n
         )
 
-    def base_actions(self, states: Sequence[Transition], seed: int) -> list[Completion]:
-        """a ~ pi_theta(. given s), or the buffer's own action where so configured."""
+    def base_actions(
+        self, states: Sequence[Transition], seed: int, n: int = 1
+    ) -> list[list[Completion]]:
+        """``n`` actions a ~ pi_theta(. given s) of each state; the first is the base action, the
+        buffer's own where so configured."""
         every = {"fresh": 0, "mixed": 2, "buffer": 1}[self.base_action]
-        actions = {i: _stored(states[i]) for i in range(0, len(states), every)} if every else {}
-        fresh = [i for i in range(len(states)) if i not in actions]
+        stored = range(0, len(states), every) if every else range(0)
+        actions = [[stored_action(s)] if i in stored else [] for i, s in enumerate(states)]
+        fresh = [i for i, some in enumerate(actions) for _ in range(n - len(some))]
         prompts = [
             self.roles.prompt("policy", states[i].state_ids, states[i].state_messages)
             for i in fresh
         ]
-        actions |= dict(zip(fresh, self._generate("policy", prompts, seed), strict=True))
-        return [actions[i] for i in range(len(states))]
+        for i, drawn in zip(fresh, self._generate("policy", prompts, seed), strict=True):
+            actions[i].append(drawn)
+        return actions
 
     def critic_targets(
         self, batch: Sequence[Transition], seed: int, kind: TargetKind = "td"
@@ -239,7 +246,7 @@ class NLAC(Algorithm):
         self, batch: Sequence[Transition], targets: Sequence[CriticTarget | None]
     ) -> list[Example]:
         """L1 = KL(B M_theta-bar(. given s, a) || M_theta(. given s, a)) on the targets."""
-        teacher = self.roles.settings("backup").adapter
+        teacher = self.roles.settings(self.target_role).adapter
         examples = []
         for transition, target in zip(batch, targets, strict=True):
             if target is None:
@@ -338,19 +345,21 @@ def _reward(transition: Transition, kind: TargetKind) -> float:
     return transition.return_to_go if kind == "outcome" else transition.best_return
 
 
-def _stored(state: Transition) -> Completion:
+def stored_action(state: Transition) -> Completion:
+    """The transition's own action, as it was sampled."""
     turn = state.turn
     reason = "length" if turn.finish_reason == "length" else "stop"
     return Completion(turn.action_ids, turn.completion, turn.logprobs, reason, turn.policy_version)
 
 
 def _improvement_metrics(improvements: Sequence[Improvement]) -> dict[str, float]:
-    """What the critic said and what is distilled, as shares of the batch."""
+    """What was said about the actions and what is distilled, as shares of the batch."""
     n = len(improvements)
     verdicts = [improvement.critique.good for improvement in improvements]
     return {
         "critic_says_good": sum(v is True for v in verdicts) / n,
         "critic_unparsable": sum(v is None for v in verdicts) / n,
+        "critic_cut_off": sum(not i.critique.complete for i in improvements) / n,
         "distilled": sum(i.target is not None for i in improvements) / n,
         "distilled_refined": sum(
             i.target is not None and i.source == "refinement" for i in improvements

@@ -84,6 +84,10 @@ class Session(ABC):
         """The truth about ``action`` in the current state, or None where it is not known."""
         return None
 
+    def reseed(self, seed: int) -> None:  # noqa: B027 - most sessions leave nothing to chance
+        """Draw from ``seed`` what chance decides from here on, so that a replayed state has more
+        than one future."""
+
     def close(self) -> None:  # noqa: B027 - most sessions hold nothing to release
         """Release what the session holds."""
 

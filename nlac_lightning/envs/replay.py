@@ -8,6 +8,12 @@ from nlac_lightning.envs.base import Session, Task, TextEnv
 from nlac_lightning.errors import ConfigError
 
 
+def tasks_by_id(env: TextEnv) -> dict[tuple[str, str], Task]:
+    """All tasks of ``env``, found by split and id."""
+    tasks = [task for split in ("train", "val", "test") for task in env.tasks(split)]
+    return {(task.split, task.id): task for task in tasks}
+
+
 def resume(env: TextEnv, task: Task, seed: int, past_actions: Sequence[str]) -> Session:
     """A session of ``task`` in the state that ``past_actions`` lead to.
 

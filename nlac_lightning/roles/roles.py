@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,6 +21,8 @@ from nlac_lightning.roles.codec import Ids, make_codec
 from nlac_lightning.roles.templates import load_templates
 
 ROLES = ("policy", "successor", "backup", "evaluator", "refinement")
+LIKE = {"aggregation": "backup", "hindsight": "refinement"}
+"""Roles of baselines, and whose settings they take where they have none of their own."""
 
 
 @dataclass
@@ -58,6 +61,10 @@ class RolesConfig:
     backup: RoleConfig = field(default_factory=_role("target", 0.7, 192))
     evaluator: RoleConfig = field(default_factory=_role("online", 0.0, 192))
     refinement: RoleConfig = field(default_factory=_role("online", 0.7, 256))
+    aggregation: RoleConfig | None = None
+    """Sums up rollouts as the successor would describe them (NLRL alone); null: as ``backup``."""
+    hindsight: RoleConfig | None = None
+    """Refines after reading rollouts (Self-Distillation alone); null: as ``refinement``."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ class Verdict:
 
     Attributes:
         good: True or False, None where the critique does not say.
-        score: probability of "good" in [0, 1] by the critic's own first token, nan without one.
+        score: probability of "good" in [0, 1], from that of the word by which the critic judged,
+            nan without one.
     """
 
     good: bool | None
@@ -96,7 +104,7 @@ class Roles:
 
     def settings(self, role: str) -> RoleConfig:
         """The role's configuration."""
-        return getattr(self.config, role)
+        return getattr(self.config, role) or getattr(self.config, LIKE[role])
 
     def prompt(
         self, role: str, state_ids: Ids, messages: Sequence[Message], **fields: Any
@@ -143,12 +151,33 @@ class Roles:
 
     def verdict(self, critique: Completion) -> Verdict:
         """Read a critique; a cut-off one still counts if it says good or bad."""
-        return read_verdict(critique.text, critique.logprobs[:1])
+        found = find_verdict(critique.text)
+        if not found:
+            return Verdict(None, math.nan)
+        good, start, end = found
+        sure = math.exp(min(self._logprob(critique, start, end), 0.0))
+        return Verdict(good, sure if good else 1.0 - sure)
+
+    def _logprob(self, completion: Completion, start: int, end: int) -> float:
+        """Log-probability of the tokens that write ``text[start:end]``; 0 where unknown."""
+        logprobs = completion.logprobs
+
+        def length(n: int) -> int:
+            return len(self.codec.decode(completion.ids[:n]))
+
+        first = bisect_right(range(1, len(logprobs) + 1), start, key=length)
+        last = bisect_right(range(1, len(logprobs) + 1), end - 1, key=length)
+        return sum(logprobs[first : last + 1])
 
 
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _ACTION = re.compile(r"^[ \t*#]*action[ \t*]*:[ \t*]*", re.IGNORECASE | re.MULTILINE)
 _VERDICT = re.compile(r"\b(good|bad)\b", re.IGNORECASE)
+_NOT = re.compile(
+    # "not (a very) good", "isn't good", "no good": at most two words in between, no punctuation
+    r"(?:(?:\b(?:not|never|hardly|cannot)|n['\u2019]t)(?:[ \t]+[a-z]+){0,2}|\bno)[ \t]+$",
+    re.IGNORECASE,
+)
 
 
 def split_thought(text: str) -> tuple[str, str]:
@@ -167,11 +196,14 @@ def split_thought(text: str) -> tuple[str, str]:
     return "", visible.strip()
 
 
-def read_verdict(text: str, logprobs: Sequence[float] = ()) -> Verdict:
-    """The first ``good`` or ``bad`` in a critique."""
+def find_verdict(text: str) -> tuple[bool, int, int] | None:
+    """The first ``good`` or ``bad`` in a critique, turned round by a negation before it.
+
+    Returns:
+        The verdict, and start and end of its word in the text; None where there is none.
+    """
     found = _VERDICT.search(text)
     if not found:
-        return Verdict(None, math.nan)
-    good = found.group(1).lower() == "good"
-    sure = math.exp(min(logprobs[0], 0.0)) if logprobs else 1.0
-    return Verdict(good, sure if good else 1.0 - sure)
+        return None
+    negated = _NOT.search(text, 0, found.start()) is not None
+    return (found.group(1).lower() == "good") != negated, found.start(), found.end()

@@ -2,7 +2,8 @@
 
 A family is a folder with ``policy``, ``successor``, ``backup``, ``evaluator`` and ``refinement``,
 each a ``.jinja`` file. ``NAME.prefill.jinja``, where present, is the start of the role's answer:
-the model continues it, and it counts as part of the answer.
+the model continues it, and it counts as part of the answer. ``aggregation`` and ``hindsight``, the
+roles of baselines, may be left out: a family without them uses those of ``default``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     ),
     "evaluator": (frozenset({"descriptions"}), frozenset({"action"})),
     "refinement": (frozenset({"critique"}), frozenset({"action"})),
+    "aggregation": (frozenset({"returns"}), frozenset({"action", "rollouts", "replies"})),
+    "hindsight": (frozenset({"rollouts"}), frozenset({"action", "returns", "replies"})),
 }
+OPTIONAL = ("aggregation", "hindsight")
 """For each role, the fields that its files must use and those that they may use."""
 
 
@@ -57,7 +61,7 @@ class RoleTemplate:
 
 
 def load_templates(family: str) -> dict[str, RoleTemplate]:
-    """Load and check the five roles of a family.
+    """Load and check the roles of a family.
 
     Args:
         family: a folder, or the name of one that comes with the package.
@@ -81,6 +85,9 @@ def load_templates(family: str) -> dict[str, RoleTemplate]:
 
 def _load(environment: SandboxedEnvironment, folder: Path, role: str) -> RoleTemplate:
     path = folder / f"{role}.jinja"
+    if role in OPTIONAL and not path.is_file():
+        folder = FAMILIES / "default"
+        path = folder / f"{role}.jinja"
     if not path.is_file():
         raise ConfigError(str(path), "the role's template is missing", "add the file")
     prefill = folder / f"{role}.prefill.jinja"

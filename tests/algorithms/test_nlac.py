@@ -206,10 +206,13 @@ def test_base_actions(tiny_llama_path: str, base_action: str, every: int) -> Non
     batch = transitions(module.roles)
     stored = len(range(0, len(batch), every)) if every else 0
     calls = record(module)
-    actions = module.base_actions(batch, 0)
-    taken = [a.ids == t.turn.action_ids for a, t in zip(actions, batch, strict=True)]
-    assert sum(taken) == stored
-    assert sum(map(len, calls)) == len(batch) - stored
+    actions = module.base_actions(batch, 0, n=3)
+    taken = [
+        [a.ids == t.turn.action_ids for a in some] for some, t in zip(actions, batch, strict=True)
+    ]
+    assert {len(some) for some in taken} == {3}
+    assert sum(some[0] for some in taken) == stored == sum(map(sum, taken)), "as a candidate once"
+    assert sum(map(len, calls)) == 3 * len(batch) - stored
     assert all(request.adapter == "online" for call in calls for request, _ in call)
 
 

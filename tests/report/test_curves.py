@@ -47,7 +47,7 @@ def test_three_panels_and_a_single_one(tmp_path: Path) -> None:
 
 def test_counts_are_those_known_at_the_step(tmp_path: Path) -> None:
     write(tmp_path, {"val/success": [(0, 0.1), (7, 0.2), (40, 0.9)], "env/episodes": [(5, 8.0)]})
-    scalars = curves._read_scalars(tmp_path)
+    scalars = curves.read_scalars(tmp_path)
     xs = [x for x, _ in curves._curve(scalars, "val/success", "env/episodes")]
     assert xs == [0.0, 8.0, 8.0]
 
@@ -55,7 +55,7 @@ def test_counts_are_those_known_at_the_step(tmp_path: Path) -> None:
 def test_resumed_run_replaces_what_it_repeats(tmp_path: Path) -> None:
     write(tmp_path, {"val/success": [(10, 0.1), (20, 0.2), (30, 0.3), (35, 0.4)]}, start=100)
     write(tmp_path, {"val/success": [(30, 0.5), (40, 0.6)]}, start=200)
-    points = curves._read_scalars(tmp_path)["val/success"]
+    points = curves.read_scalars(tmp_path)["val/success"]
     assert [step for step, _ in points] == [10, 20, 30, 40]
     assert [value for _, value in points] == pytest.approx([0.1, 0.2, 0.5, 0.6])
 
@@ -64,14 +64,14 @@ def test_truncated_event_file_keeps_what_is_whole(tmp_path: Path) -> None:
     write(tmp_path, {"val/success": [(s, s / 100) for s in range(20)]})
     file = next(tmp_path.glob(curves.EVENT_FILES))
     file.write_bytes(file.read_bytes()[:-13])
-    points = curves._read_scalars(tmp_path)["val/success"]
+    points = curves.read_scalars(tmp_path)["val/success"]
     assert [step for step, _ in points] == list(range(19))
     assert plot_runs([tmp_path], tmp_path / "out.png")
 
 
 def test_all_points_of_a_long_run_are_read(tmp_path: Path) -> None:
     write(tmp_path, {"loss": [(s, 1.0) for s in range(12_000)]})
-    assert len(curves._read_scalars(tmp_path)["loss"]) == 12_000
+    assert len(curves.read_scalars(tmp_path)["loss"]) == 12_000
 
 
 def test_missing_tags_are_named(tmp_path: Path) -> None:
@@ -94,6 +94,37 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
     named = dict(curves._named([tmp_path / "x", tmp_path / "y", tmp_path / "y/version_1"]))
     assert list(named) == ["x/version_0", "y/version_0", "y/version_1"]
     assert named["y/version_1"] == (tmp_path / "y/version_1").resolve()
+
+
+def test_names_leave_out_an_end_that_all_share(tmp_path: Path) -> None:
+    for name in ("nlac/seed_0", "nlac/seed_1", "grpo/seed_0"):
+        write(tmp_path / name / "logs/version_0", run(0.01))
+    names = [name for name, _ in curves._named([tmp_path])]
+    assert names == ["grpo/seed_0", "nlac/seed_0", "nlac/seed_1"]
+    assert [curves._without_seed(name) for name in names] == ["grpo", "nlac", "nlac"]
+
+
+def test_the_mean_over_seeds_is_at_the_steps_that_all_have() -> None:
+    steps = [[0, 10, 20], [0, 20, 30]]
+    points = [[(0.0, 0.0), (4.0, 0.2), (8.0, 0.4)], [(0.0, 0.2), (12.0, 0.8), (16.0, 0.9)]]
+    assert curves.mean_curve(steps, points) == [
+        (0.0, pytest.approx(0.1)), (10.0, pytest.approx(0.6)),
+    ]  # fmt: skip
+
+
+def test_held_out_evaluations_make_a_curve(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "env/episodes": [(0, 64.0), (9, 80.0)],
+            "test/base/success": [(0, 0.1)],
+            "test/trained/success": [(10, 0.7)],
+        },
+    )
+    scalars = curves.read_scalars(tmp_path)
+    curve = curves._curve(scalars, "test/success", "env/episodes")
+    assert curve == [(0.0, pytest.approx(0.1)), (80.0, pytest.approx(0.7))]
+    assert plot_runs([tmp_path], tmp_path / "out.png") == [f"{tmp_path.name}: no gen/tokens"]
 
 
 def test_wrong_settings_say_so(tmp_path: Path) -> None:

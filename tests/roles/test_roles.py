@@ -16,7 +16,7 @@ from nlac_lightning.roles.roles import (
     RoleConfig,
     Roles,
     RolesConfig,
-    read_verdict,
+    find_verdict,
     split_thought,
 )
 
@@ -178,10 +178,21 @@ def test_plain_actions_are_the_whole_answer(tokenizer: Any) -> None:
         ("The action is GOOD: it verifies.", True),
         ("goodness, badly", None),
         ("", None),
+        ("not good", False),
+        ("This is not a very good step.", False),
+        ("It isn't good: verify first.", False),
+        ("It isn\u2019t good.", False),
+        ("No good, verify first.", False),
+        ("not bad", True),
+        ("Not now. Good would be to verify.", True),
+        ("not verified, bad.", False),
+        ("Do not worry about the zip code here, good.", True),
+        ("There is a notable good side.", True),
     ],
 )
 def test_verdicts(text: str, good: bool | None) -> None:
-    assert read_verdict(text).good is good
+    found = find_verdict(text)
+    assert (found[0] if found else None) is good
 
 
 def test_the_score_is_the_probability_of_good(tokenizer: Any) -> None:
@@ -195,6 +206,23 @@ def test_the_score_is_the_probability_of_good(tokenizer: Any) -> None:
     assert score("good", 1e-6) == 1.0, "rounding never leaves [0, 1]"
     assert score("good") == 1.0 and score("bad") == 0.0
     assert math.isnan(score("hm", -1.0))
+
+
+def test_the_score_is_that_of_the_word_that_judges(tokenizer: Any) -> None:
+    roles = make(tokenizer)
+
+    def score(text: str, word: float, other: float = 0.2) -> float:
+        ids = roles.codec.text(text)
+        verdict = [roles.codec.decode([i]).strip().lower() in ("good", "bad") for i in ids]
+        logprobs = tuple(math.log(word if judges else other) for judges in verdict)
+        return roles.verdict(Completion(ids, text, logprobs, "stop")).score
+
+    assert score(" good.", 0.7) == pytest.approx(0.7)
+    assert score("The action is good: done.", 0.7) == pytest.approx(0.7)
+    assert score("Well, this one is bad, verify.", 0.7) == pytest.approx(0.3)
+    assert score("It is not good.", 0.7) == pytest.approx(0.3)
+    pieces = len(roles.codec.text("GOOD"))
+    assert pieces > 1 and score("GOOD", 0.0, 0.5) == pytest.approx(0.5**pieces)
 
 
 def test_a_cut_off_critique_that_judges_still_counts(tokenizer: Any) -> None:

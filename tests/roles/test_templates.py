@@ -22,6 +22,8 @@ VALUES = {
     "backup": BACKUP,
     "evaluator": {"action": "go", "descriptions": ["one future", "another"]},
     "refinement": {"action": "go", "critique": "bad"},
+    "aggregation": {"action": "go", "returns": [1.0], "rollouts": ["one way"], "replies": ["ok"]},
+    "hindsight": {"action": "go", "rollouts": ["one way", "another"]},
 }
 COMMON = {"opening": "hello", "observation": "so?", "agent": "Agent"}
 
@@ -42,9 +44,17 @@ def test_packaged_families_load_and_render(family: str) -> None:
             assert text.strip()
         for required in FIELDS[role][0]:
             value = VALUES[role][required]
-            assert (value[0] if isinstance(value, list) else value) in text + prefill
+            first = value[0] if isinstance(value, list) else value
+            assert not isinstance(first, str) or first in text + prefill
         if role == "backup":
             assert template.render(COMMON | BACKUP | {"terminal": True, "next_description": ""})
+
+
+def test_a_family_may_leave_the_roles_of_baselines_to_the_default(folder: Path) -> None:
+    own = load_templates(str(folder))["hindsight"].path
+    (folder / "hindsight.jinja").unlink()
+    assert own.parent == folder
+    assert load_templates(str(folder))["hindsight"].path == FAMILIES / "default/hindsight.jinja"
 
 
 def test_an_own_folder_is_used(folder: Path) -> None:

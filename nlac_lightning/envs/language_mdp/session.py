@@ -76,6 +76,10 @@ class LanguageMDPSession(Session):
         text = state_text if target else wall_text
         return Step([said(text(self.exact.world, self.room, self.goal))], info=info)
 
+    def reseed(self, seed: int) -> None:
+        """Decide anew when the light goes out."""
+        self.rng = np.random.Generator(np.random.Philox(seed))
+
     def admissible(self) -> Sequence[str]:
         """The exits of the room."""
         return () if self.ended else tuple(self.exact.world.exits[self.room])

@@ -1,0 +1,83 @@
+"""Natural Language Reinforcement Learning (arXiv 2411.14251): language Monte Carlo.
+
+NLAC's critic and losses with the other kind of target: instead of a one-step backup of a predicted
+future, a summary of real ones, played by the current policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nlac_lightning.algorithms.nlac import NLAC, CriticTarget, stored_action
+from nlac_lightning.errors import require_positive
+from nlac_lightning.futures import Futures, rollout_fields
+from nlac_lightning.replay.episode import Transition
+from nlac_lightning.rollout import RolloutLimits
+
+
+class NLRL(NLAC):
+    """NLRL on NLAC's parts.
+
+    The critic learns, for each (s, a) of the batch, the text in which the ``aggregation`` role sums
+    up ``rollouts`` on-policy rollouts from there; it takes the successor's place, so that the
+    evaluator and all measures of the critic stay the same. The policy learns, of ``n`` actions that
+    it enumerates itself, the one with the best critique.
+
+    The rollouts of a step are counted as environment episodes. They cost ``rollouts`` episodes per
+    transition of the batch; ``loss.critic_share`` lowers that.
+
+    Args:
+        rollouts: rollouts of each state-action that are aggregated in context.
+        limits: their bounds; use those of the task's RolloutCallback.
+        n: actions that are enumerated.
+        options: see :class:`~nlac_lightning.algorithms.nlac.NLAC`. With ``warmup.targets``
+            ``outcome``, the targets of the warm-up describe the stored episode instead.
+
+    Source: arXiv 2512.04601, baselines ("NLRL").
+    """
+
+    target_role = "aggregation"
+
+    def __init__(
+        self,
+        rollouts: int = 4,
+        limits: RolloutLimits | None = None,
+        n: int = 4,
+        **options: Any,
+    ) -> None:
+        super().__init__(improvement="best_of_n", base_action="fresh", m=1, n=n, **options)
+        require_positive("model.rollouts", rollouts)
+        self.rollouts, self.limits = rollouts, limits or RolloutLimits()
+        self.futures: Futures
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        self.futures = Futures(
+            self.env, self.roles, self.generator, self.rollouts, self.limits, self.counts
+        )
+
+    def critic_targets(
+        self, batch: Sequence[Transition], seed: int, bootstrap: bool = True
+    ) -> list[CriticTarget | None]:
+        """Language Monte Carlo of each transition; None where it was cut off or could not be
+        played. Without ``bootstrap``, the stored episode's own course."""
+        if not bootstrap:
+            return super().critic_targets(batch, seed, bootstrap)
+        futures = self.futures.play(batch, [stored_action(x) for x in batch], seed)
+        played = [i for i, episodes in enumerate(futures) if episodes]
+        prompts = [
+            self.roles.prompt(
+                "aggregation",
+                batch[i].state_ids,
+                batch[i].state_messages,
+                action=batch[i].turn.action,
+                **rollout_fields(futures[i]),
+            )
+            for i in played
+        ]
+        drawn = self._generate("aggregation", prompts, seed + 2)
+        targets: list[CriticTarget | None] = [None] * len(batch)
+        for i, prompt, completion in zip(played, prompts, drawn, strict=True):
+            targets[i] = self._critic_target(prompt, completion)
+        return targets
