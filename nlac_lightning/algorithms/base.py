@@ -159,9 +159,7 @@ class Algorithm(lightning.LightningModule):
         """The critic whose fidelity an evaluation measures."""
         return Critic(self.roles, self.generator, env=self.env)
 
-    def make_sampler(
-        self, buffer: ReplayBuffer, batch_size: int, seed: int
-    ) -> BatchSampler | None:
+    def make_sampler(self, buffer: ReplayBuffer, batch_size: int, seed: int) -> BatchSampler | None:
         """Which transitions make a training batch; None leaves it to the data module."""
         return None
 

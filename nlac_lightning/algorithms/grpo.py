@@ -110,8 +110,9 @@ class GRPO(OnPolicy):
         ]
         advantages = [np.zeros(len(t)) for t in trajectories]
         for group in by_task.values():
-            for i, a in zip(group, group_advantages([totals[i] for i in group], self.scale),
-                            strict=True):
+            for i, a in zip(
+                group, group_advantages([totals[i] for i in group], self.scale), strict=True
+            ):
                 advantages[i][:] = a
         return advantages, [np.full(len(t), np.nan) for t in trajectories]
 

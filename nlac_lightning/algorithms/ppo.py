@@ -121,9 +121,7 @@ class PPO(OnPolicy):
         total = sum(len(t) for t in trajectories)
         return [np.full(len(t), 1 / total) for t in trajectories]
 
-    def token_loss(
-        self, new: TokenOutputs, at: TokenTargets
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_loss(self, new: TokenOutputs, at: TokenTargets) -> tuple[Tensor, dict[str, Tensor]]:
         loss, facts = super().token_loss(new, at)
         assert new.values is not None
         value = clipped_value_loss(new.values, at.values, at.returns, self.value_clip)

@@ -84,6 +84,4 @@ class RFT(Algorithm):
                 examples.append(Example("policy", prompt + x.turn.action_ids, len(prompt)))
         sizes = [len(e.ids) - e.start if self.normalisation == "token" else 1 for e in examples]
         total = sum(sizes)
-        return [
-            replace(e, weight=size / total) for e, size in zip(examples, sizes, strict=True)
-        ]
+        return [replace(e, weight=size / total) for e, size in zip(examples, sizes, strict=True)]

@@ -41,9 +41,7 @@ def gae(
     return advantages, advantages + values
 
 
-def group_advantages(
-    rewards: Sequence[float], scale: Literal["std", "none"] = "std"
-) -> Array:
+def group_advantages(rewards: Sequence[float], scale: Literal["std", "none"] = "std") -> Array:
     """Reward of each episode of a group relative to the group's mean.
 
     Args:

@@ -188,9 +188,7 @@ class OnPolicy(Algorithm):
             *(torch.tensor(np.concatenate(row), dtype=torch.float32, device=device) for row in rows)
         )
 
-    def token_loss(
-        self, new: TokenOutputs, at: TokenTargets
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_loss(self, new: TokenOutputs, at: TokenTargets) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of each token [n], and facts about it for the log."""
         clip = (self.clip, self.clip_high)
         loss = clipped_surrogate(new.logprobs, at.logprobs, at.advantages, *clip)

@@ -63,10 +63,13 @@ def packed_states(
         tree = pack_tree([segments[i].ids for i in pack])
         with backbone.use(adapter):
             hidden = backbone.forward_tree(tree)
-            yield pack, [
-                hidden[tree.rows(n, segments[i].start - 1, len(segments[i].ids) - 1)]
-                for n, i in enumerate(pack)
-            ]
+            yield (
+                pack,
+                [
+                    hidden[tree.rows(n, segments[i].start - 1, len(segments[i].ids) - 1)]
+                    for n, i in enumerate(pack)
+                ],
+            )
 
 
 def token_outputs(

@@ -68,15 +68,11 @@ class Bench:
     def __init__(self, model: str, folder: Path) -> None:
         self.model, self.folder = model, folder
 
-    def build(
-        self, algorithm: type[Any], lr: float = 1e-2, tokens: int = 1, **options: Any
-    ) -> Any:
+    def build(self, algorithm: type[Any], lr: float = 1e-2, tokens: int = 1, **options: Any) -> Any:
         """The algorithm on the tiny model, with short answers at a temperature other than 1."""
         sampling = Sampling(temperature=1.25, max_new_tokens=tokens)
         return algorithm(
-            roles=RolesConfig(
-                format="plain", action="plain", policy=RoleConfig(sampling=sampling)
-            ),
+            roles=RolesConfig(format="plain", action="plain", policy=RoleConfig(sampling=sampling)),
             backbone=BackboneConfig(self.model, lora_r=4, dtype="float32"),
             optimizer=OptimizerConfig(lr=lr, warmup_steps=0),
             **options,

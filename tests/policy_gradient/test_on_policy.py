@@ -50,7 +50,7 @@ def gradient(module: Any, trajectories: Sequence[Trajectory], targets: Any) -> l
 
 
 def plain_outputs(module: Any, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and hidden states before each drawn token, each turn run alone, unpacked."""
+    """Log-probabilities and hidden states before each drawn token, each turn run alone."""
     logprobs, hidden = [], []
     model = module.backbone.model.get_base_model()
     for segment in trajectory.segments:

@@ -80,9 +80,7 @@ def test_grpo_step(bench: Any, tmp_path: Path, kind: str) -> None:
     episodes = make_trajectories(batch, module.roles)
     module._read_rollout(episodes)
     rng = np.random.default_rng(0)  # ratios away from 1
-    episodes = [
-        replace(t, logprobs=t.logprobs + rng.normal(0, 0.2, len(t))) for t in episodes
-    ]
+    episodes = [replace(t, logprobs=t.logprobs + rng.normal(0, 0.2, len(t))) for t in episodes]
     targets = module.targets(episodes)
     ours_loss = module.accumulate(episodes, targets)["loss"]
     ours = gradients(module)
