@@ -94,7 +94,7 @@ def test_grpo_gradient_is_that_of_the_formula(bench: Any, normalisation: str) ->
     expected = [p.grad for p in module.parameters() if p.requires_grad and p.grad is not None]
     assert len(found) == len(expected) > 0
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * float(b.abs().max()) + 1e-8)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
 
 
 def test_ppo_targets_and_value_gradient(bench: Any) -> None:
