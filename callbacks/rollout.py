@@ -14,6 +14,9 @@ from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.policy_gradient.plan import RolloutPlan
+from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
+from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ class RolloutCallback(lightning.Callback):
         self.initial_exploration = initial_exploration or Exploration()
         self.exploration = exploration or Exploration()
         self.limits = limits or RolloutLimits()
+        self._plan: RolloutPlan | None = None
         self._mark: int | None = None
         self._tasks: list[Task] = []
         self._paths: dict[str, tuple[str, ...]] = {}
@@ -72,6 +76,9 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         """Bind the buffer to this model's ids and bring it to the state of the checkpoint."""
         data, module = _parts(trainer, pl_module)
+        self._plan = module.rollout_plan
+        if self._plan is not None:
+            self._follow(self._plan)
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
         if self._mark is not None:
             buffer.truncate(self._mark)
@@ -82,11 +89,25 @@ class RolloutCallback(lightning.Callback):
         if not self._tasks and (self.episodes or self.initial_episodes):
             raise ConfigError("data.env", "it has no training tasks", "choose another environment")
 
+    def _follow(self, plan: RolloutPlan) -> None:
+        """An on-policy algorithm says what it needs; the limits of an episode stay."""
+        self.initial_episodes, self.initial_tasks = plan.episodes, None
+        self.episodes, self.every_n_steps = plan.episodes, plan.steps
+        self.initial_exploration = self.exploration = Exploration()
+        log.info(
+            "on-policy: %d episodes of the current policy, without exploration, every %d gradient "
+            "steps; RolloutCallback's own numbers and data.batch_size do not apply",
+            plan.episodes,
+            plan.steps,
+        )
+
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         data, _ = _parts(trainer, pl_module)
         missing = self.initial_episodes - data.buffer.high_water_mark
+        if self._plan is not None and self._mark is None:  # what a kept file holds is not ours
+            missing = self._plan.episodes
         if missing > 0:
             self._collect(trainer, pl_module, missing, self.initial_exploration, show=True)
 
@@ -116,12 +137,16 @@ class RolloutCallback(lightning.Callback):
         began = time.perf_counter()
         rewards = []
         with tqdm(total=count, desc="rollouts", disable=not show, leave=False) as bar:
-            for episode in rollout.play(
-                jobs, ModelActor(module.roles, module.generator), bar.update
-            ):
-                data.buffer.append(episode)
-                rewards.append(episode.total_reward)
-                self.turns += len(episode.turns)
+            collections = 0
+            while jobs:
+                collections += 1
+                for episode in rollout.play(
+                    jobs, ModelActor(module.roles, module.generator), bar.update
+                ):
+                    data.buffer.append(episode)
+                    rewards.append(episode.total_reward)
+                    self.turns += len(episode.turns)
+                jobs = self._again(data.buffer, collections)
         seconds = time.perf_counter() - began
         turns = max(rollout.counts["turns"], 1)
         scalars = {
@@ -154,12 +179,23 @@ class RolloutCallback(lightning.Callback):
                 seconds,
             )
 
+    def _again(self, buffer: ReplayBuffer, collections: int) -> list[tuple[Task, int]]:
+        """Further tasks to play with the same policy, until enough groups tell actions apart."""
+        plan = self._plan
+        if plan is None or not plan.informative or collections >= plan.max_collections:
+            return []
+        groups = make_groups(newest_rollout(buffer), plan.group_size)
+        told = plan.group_size * sum(informative(group) for group in groups)
+        first = buffer.high_water_mark
+        return [self._job(first + i) for i in range(plan.episodes if told < plan.episodes else 0)]
+
     def _job(self, number: int) -> tuple[Task, int]:
         """Task and seed of the buffer's episode ``number``: every pass is shuffled anew."""
         tasks = self._tasks
         if number < self.initial_episodes:
             tasks = tasks[: self.initial_tasks]
-        turn, place = divmod(number, len(tasks))
+        group = number // (self._plan.group_size if self._plan else 1)
+        turn, place = divmod(group, len(tasks))
         order = np.random.default_rng([self.seed, turn]).permutation(len(tasks))
         return tasks[order[place]], self.seed * 1_000_003 + number
 

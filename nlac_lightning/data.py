@@ -12,11 +12,17 @@ from typing import Any, TypeVar
 import lightning
 from torch.utils.data import DataLoader, Dataset
 
+from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.replay.buffer import Key, ReplayBuffer
 from nlac_lightning.replay.episode import Transition
-from nlac_lightning.replay.sampler import Strategy, TransitionSampler, check_sampling
+from nlac_lightning.replay.sampler import (
+    BatchSampler,
+    Strategy,
+    TransitionSampler,
+    check_sampling,
+)
 
 T = TypeVar("T")
 
@@ -81,6 +87,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         """Batches handed to the trainer so far; the next one is drawn for this number."""
         self._path = buffer
         self._buffer: ReplayBuffer | None = None
+        self._batch_size, self._seed = batch_size, seed
         self._make_sampler = partial(
             TransitionSampler,
             batch_size=batch_size,
@@ -128,8 +135,15 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> Iterable[list[Transition]]:
         """An endless stream of batches, cut into epochs."""
-        sampler = self._make_sampler(self.buffer)
+        sampler = self._own_sampler() or self._make_sampler(self.buffer)
         return _Stream(lambda: self._batches(sampler), self._epoch_length())
+
+    def _own_sampler(self) -> BatchSampler | None:
+        """What the algorithm trains on, where it does not leave that to this module."""
+        module = self.trainer.lightning_module if self.trainer else None
+        if not isinstance(module, Algorithm):
+            return None
+        return module.make_sampler(self.buffer, self._batch_size, self._seed)
 
     def val_dataloader(self) -> DataLoader[Task]:
         """Batches of validation tasks."""
@@ -168,7 +182,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             "set trainer.max_steps, or how many batches make an epoch",
         )
 
-    def _batches(self, sampler: TransitionSampler) -> Iterator[list[Transition]]:
+    def _batches(self, sampler: BatchSampler) -> Iterator[list[Transition]]:
         """Batches from :attr:`position` on.
 
         Workers read ahead by guessing that the buffer stays as it is. Where it did not, the guess
@@ -182,7 +196,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             self.position += 1
             yield batch
 
-    def _read_ahead(self, sampler: TransitionSampler) -> Iterator[list[Transition] | None]:
+    def _read_ahead(self, sampler: BatchSampler) -> Iterator[list[Transition] | None]:
         guesses = (sampler.draw(self._shard(p)) for p in itertools.count(self.position))
         return iter(
             DataLoader(

@@ -58,6 +58,31 @@ def token_kl(teacher: Tensor, student: Tensor, head: Head, chunk: int = 1024) ->
     return _chunked(step, chunk, student, teacher.detach())
 
 
+def token_logprobs(
+    hidden: Tensor, head: Head, targets: Tensor, temperature: float = 1.0, chunk: int = 1024
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target, and entropy, of the distribution at a temperature.
+
+    Args:
+        hidden: [n, d] states at the positions before the targets.
+        head: the language-model head.
+        targets: [n] token ids.
+        temperature: that of sampling, above 0.
+        chunk: positions whose logits exist at one time.
+
+    Returns:
+        Two [n] float32, in nats.
+    """
+
+    def step(h: Tensor, t: Tensor) -> Tensor:
+        log_p = F.log_softmax(head(h).float() / temperature, dim=-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return torch.stack([log_p.gather(-1, t[:, None])[:, 0], entropy])
+
+    both = _chunked(step, chunk, hidden, targets)
+    return both[0], both[1]
+
+
 def _chunked(step: Callable[[Tensor, Tensor], Tensor], chunk: int, a: Tensor, b: Tensor) -> Tensor:
     if len(a) == 0:
         return a.new_zeros(0, dtype=torch.float32) + a.float().sum()
@@ -65,4 +90,4 @@ def _chunked(step: Callable[[Tensor, Tensor], Tensor], chunk: int, a: Tensor, b:
         checkpoint(step, a[i : i + chunk], b[i : i + chunk], use_reentrant=False)
         for i in range(0, len(a), chunk)
     ]
-    return torch.cat(parts)
+    return torch.cat(parts, dim=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
 from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.policy_gradient.plan import RolloutPlan
+from nlac_lightning.replay.buffer import ReplayBuffer
+from nlac_lightning.replay.sampler import BatchSampler
 from nlac_lightning.report.evaluation import (
     evaluation_folder,
     scalars,
@@ -97,7 +100,15 @@ class Algorithm(lightning.LightningModule):
         backbone: which model.
         roles: which prompts.
         optimizer, compute, evaluation: see their classes.
+
+    Attributes:
+        rollout_plan: what an on-policy algorithm asks of RolloutCallback; None leaves it its own
+            settings.
+        saved_parameters: parts of the names of the weights that checkpoints hold.
     """
+
+    rollout_plan: RolloutPlan | None = None
+    saved_parameters: tuple[str, ...] = ("lora_",)
 
     def __init__(
         self,
@@ -148,6 +159,10 @@ class Algorithm(lightning.LightningModule):
         """The critic whose fidelity an evaluation measures."""
         return Critic(self.roles, self.generator, env=self.env)
 
+    def make_sampler(self, buffer: ReplayBuffer, batch_size: int, seed: int) -> BatchSampler | None:
+        """Which transitions make a training batch; None leaves it to the data module."""
+        return None
+
     def evaluator(self) -> Evaluator:
         """Plays held-out tasks with this module's model."""
         if self.env is None:
@@ -167,9 +182,16 @@ class Algorithm(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One gradient step on all examples; returns mean losses, gradient norm and step size.
+        """One gradient step on all examples; returns mean losses, gradient norm and step size."""
+        pack_tokens = self.compute_config.train_pack_tokens
+        return self.gradient_step(
+            lambda: accumulate(self.backbone, examples, pack_tokens, self.manual_backward)
+        )
 
-        A step without examples or with a gradient that is not finite changes no weight; it is
+    def gradient_step(self, backward: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """One gradient step after ``backward``, whose metrics it returns with norm and step size.
+
+        A step without a gradient or with one that is not finite changes no weight; it is
         counted in ``skipped_steps`` and still counts as a step, so that the run goes on.
         """
         optimizer = self.optimizers()
@@ -177,17 +199,15 @@ class Algorithm(lightning.LightningModule):
         began = time.perf_counter()
         with torch.random.fork_rng():  # dropout follows from seed and step, so resuming is exact
             torch.manual_seed(torch.initial_seed() + self.global_step)
-            metrics = accumulate(
-                self.backbone, examples, self.compute_config.train_pack_tokens, self.manual_backward
-            )
+            metrics = backward()
+        empty = all(p.grad is None for p in self.parameters())
         norm = self._clip(self.optimizer_config.clip_norm)
-        if not examples or not torch.isfinite(norm):
+        if empty or not torch.isfinite(norm):
             self.counts["skipped_steps"] += 1
             log.warning(
-                "step %d skipped: %d examples, gradient norm %s",
+                "step %d skipped: %s",
                 self.global_step,
-                len(examples),
-                norm,
+                "nothing to train on" if empty else f"gradient norm {norm}",
             )
             optimizer.zero_grad()
         optimizer.step()
@@ -259,9 +279,12 @@ class Algorithm(lightning.LightningModule):
         return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The adapters only: the base model is loaded by name and never saved."""
+        """What is trained only: the base model is loaded by name and never saved."""
         whole = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in whole.items() if "lora_" in name}
+        return {name: value for name, value in whole.items() if self._saves(name)}
+
+    def _saves(self, name: str) -> bool:
+        return any(part in name for part in self.saved_parameters)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         lora = self.backbone.model.peft_config["online"]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nlac_lightning.algorithms.nlac import NLAC, CriticTarget, stored_action
+from nlac_lightning.algorithms.warmup import TargetKind
 from nlac_lightning.errors import require_positive
 from nlac_lightning.futures import Futures, rollout_fields
 from nlac_lightning.replay.episode import Transition
@@ -58,12 +59,12 @@ class NLRL(NLAC):
         )
 
     def critic_targets(
-        self, batch: Sequence[Transition], seed: int, bootstrap: bool = True
+        self, batch: Sequence[Transition], seed: int, kind: TargetKind = "td"
     ) -> list[CriticTarget | None]:
         """Language Monte Carlo of each transition; None where it was cut off or could not be
-        played. Without ``bootstrap``, the stored episode's own course."""
-        if not bootstrap:
-            return super().critic_targets(batch, seed, bootstrap)
+        played. Any other ``kind`` than ``td`` describes a stored course."""
+        if kind != "td":
+            return super().critic_targets(batch, seed, kind)
         futures = self.futures.play(batch, [stored_action(x) for x in batch], seed)
         played = [i for i, episodes in enumerate(futures) if episodes]
         prompts = [

@@ -28,10 +28,20 @@ from nlac_lightning.replay.schema import (
 )
 from nlac_lightning.replay.summary import BufferStats, summarise
 
-__all__ = ["BufferIndex", "BufferStats", "BufferWriteError", "Key", "ReplayBuffer"]
+__all__ = ["BufferIndex", "BufferStats", "BufferWriteError", "Key", "Outcome", "ReplayBuffer"]
 
 Key = tuple[int, int]
 """A transition's address: episode id and turn."""
+
+
+class Outcome(NamedTuple):
+    """How an episode went: its total reward and the newest policy version that acted in it."""
+
+    episode_id: int
+    task_id: str
+    turns: int
+    reward: float
+    policy_version: int
 
 
 class BufferIndex(NamedTuple):
@@ -222,6 +232,16 @@ class ReplayBuffer:
             oldest = _oldest(connection)
         table = np.asarray(rows, dtype=np.int64).reshape(-1, 2)
         return BufferIndex(table[:, 0], table[:, 1], oldest, truncations)
+
+    def outcomes(self) -> list[Outcome]:
+        """How each episode went, oldest first; reads no text and no ids."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                """SELECT id, task_id, num_turns, total_reward,
+                (SELECT max(policy_version) FROM turns WHERE episode_id = id)
+                FROM episodes WHERE evicted_by IS NULL ORDER BY id"""
+            ).fetchall()
+        return [Outcome(*row) for row in rows]
 
     def episode_ids(self) -> list[int]:
         """Ids of all episodes, oldest first."""

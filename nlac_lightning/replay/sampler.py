@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -15,6 +15,16 @@ Strategy = Literal["uniform", "recency"]
 # Rounds of looking for transitions that the batch does not hold yet, before repeats are accepted.
 # One is enough for large buffers; under steep recency few transitions have any weight at all.
 ROUNDS = 8
+
+
+class BatchSampler(Protocol):
+    """Which transitions make a batch: a pure function of its number and what the buffer holds."""
+
+    buffer: ReplayBuffer
+
+    def draw(self, position: int) -> list[Key]:
+        """Keys of batch number ``position`` (0, 1, ...)."""
+        ...
 
 
 def check_sampling(

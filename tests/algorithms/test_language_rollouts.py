@@ -101,7 +101,7 @@ def test_nlrl_targets_sum_up_rollouts_of_the_policy(tiny_llama_path: str) -> Non
 def test_nlrl_warms_up_on_stored_outcomes_without_rollouts(tiny_llama_path: str) -> None:
     module = build(NLRL, tiny_llama_path)
     batch, calls = outside(module)
-    module.critic_targets(batch, 0, bootstrap=False)
+    module.critic_targets(batch, 0, "outcome")
     assert not module.counts["branch_episodes"]
     assert [len(call) for call in calls if call] == [len(batch)], "one summary of each"
 

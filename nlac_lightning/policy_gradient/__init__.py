@@ -1,0 +1,1 @@
+"""What policy-gradient algorithms share: on-policy batches, advantages, clipped losses."""

@@ -1,0 +1,55 @@
+"""RFT imitates successes and nothing else, through a real Trainer on the help desk."""
+
+from pathlib import Path
+
+import lightning
+
+from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.algorithms.rft import RFT
+from nlac_lightning.backbone import BackboneConfig
+from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.envs.help_desk import HelpDeskEnv
+from nlac_lightning.roles.roles import Roles, RolesConfig
+from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
+
+ENV = HelpDeskEnv(level=0, n_train=4)
+
+
+def build(path: str) -> RFT:
+    return RFT(
+        roles=RolesConfig(templates="help_desk_small", format="plain", action="plain"),
+        backbone=BackboneConfig(path, lora_r=4, dtype="float32"),
+        optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0),
+    )
+
+
+def fit(module: RFT, data: ReplayDataModule, folder: Path, steps: int) -> lightning.Trainer:
+    trainer = lightning.Trainer(
+        max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+        default_root_dir=folder,
+    )  # fmt: skip
+    trainer.fit(module, data)
+    return trainer
+
+
+def test_learns_the_successes_of_a_buffer_and_skips_without(
+    tiny_llama_path: str, tmp_path: Path
+) -> None:
+    module = build(tiny_llama_path)
+    data = ReplayDataModule(ENV, buffer=str(tmp_path / "replay.sqlite"), batch_size=8)
+    fit(module, data, tmp_path, 1)  # an empty buffer
+    assert module.counts["skipped_steps"] == 1
+    roles: Roles = module.roles
+    rollout = Rollout(ENV, roles, RolloutLimits())
+    jobs = [(task, 0) for task in ENV.tasks("train")]
+    data.open_buffer().append_many(rollout.play(jobs, OracleActor(roles.codec)))
+    batch = [x for e in data.buffer.iter_episodes() for x in e.transitions()]
+    examples = module.examples(batch)
+    assert sum(e.weight for e in examples) == 1
+    for example, x in zip(examples, batch, strict=True):
+        assert example.ids[example.start :] == x.turn.action_ids
+    trainer = fit(module, data, tmp_path, 15)
+    last = float(trainer.callback_metrics["train/policy"])
+    assert last < 8, last  # ln 49152 = 10.8 at the start
+    assert module.counts["skipped_steps"] == 1

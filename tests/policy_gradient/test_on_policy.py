@@ -1,0 +1,223 @@
+"""PPO's and GRPO's whole gradient on multi-turn episodes of the tiny model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nlac_lightning.algorithms.grpo import GRPO
+from nlac_lightning.algorithms.ppo import PPO
+from nlac_lightning.errors import ConfigError
+from nlac_lightning.generation.base import Sampling
+from nlac_lightning.policy_gradient.on_policy import KLConfig
+from nlac_lightning.policy_gradient.trajectory import Trajectory, make_trajectories
+from nlac_lightning.roles.roles import RoleConfig, RolesConfig
+from nlac_lightning.rollout import ModelActor, Rollout, RolloutLimits
+
+TEMPERATURE = 1.25
+KL = KLConfig(0.1)
+
+
+def ready(
+    bench: Any, algorithm: type, turns: int = 3, limit: int = 30, **options: Any
+) -> tuple[Any, list[Trajectory]]:
+    """A module outside a Trainer whose adapter differs from the base, and its own episodes."""
+    module = bench.build(algorithm, tokens=2, **options)
+    module.configure_model()
+    bench.shake(module)
+    module.backbone.versions["online"] += 1
+    module.manual_backward = lambda loss: loss.backward()
+    env = bench.Env(tasks=2, turns=turns)
+    rollout = Rollout(env, module.roles, RolloutLimits(max_turns=limit))
+    jobs = [(task, seed) for task in env.tasks("train") for seed in range(3)]
+    played = rollout.play(jobs, ModelActor(module.roles, module.generator))
+    batch = [x for i, episode in enumerate(played) for x in episode.transitions(i)]
+    trajectories = make_trajectories(batch, module.roles)
+    module._read_rollout(trajectories)
+    return module, trajectories
+
+
+def gradient(module: Any, trajectories: Sequence[Trajectory], targets: Any) -> list[Tensor]:
+    """Gradients of all trained parameters."""
+    module.zero_grad()
+    module.accumulate(trajectories, targets)
+    found = [p.grad for p in module.parameters() if p.requires_grad and p.grad is not None]
+    return [g.clone() for g in found]
+
+
+def plain_outputs(module: Any, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and hidden states before each drawn token, each turn run alone."""
+    logprobs, hidden = [], []
+    model = module.backbone.model.get_base_model()
+    for segment in trajectory.segments:
+        out = model(torch.tensor([segment.ids]), output_hidden_states=True)
+        before = slice(segment.start - 1, len(segment.ids) - 1)
+        log_p = torch.log_softmax(out.logits[0, before].double() / TEMPERATURE, -1)
+        drawn = torch.tensor(segment.ids[segment.start :])
+        logprobs.append(log_p.gather(-1, drawn[:, None])[:, 0])
+        hidden.append(out.hidden_states[-1][0, before])
+    return torch.cat(logprobs), torch.cat(hidden)
+
+
+@pytest.mark.parametrize("normalisation", ["sequence", "token", "constant"])
+def test_grpo_gradient_is_that_of_the_formula(bench: Any, normalisation: str) -> None:
+    longest = 6 if normalisation == "constant" else None
+    module, episodes = ready(
+        bench, GRPO, kl=KL, normalisation=normalisation, max_tokens=longest, clip_high=0.28
+    )
+    # other old probabilities, so that ratios differ from 1 and some are clipped
+    rng = np.random.default_rng(0)
+    episodes = [replace(t, logprobs=t.logprobs + rng.normal(0, 0.3, len(t))) for t in episodes]
+    targets = module.targets(episodes)
+    found = gradient(module, episodes, targets)
+    module.zero_grad()
+    total = sum(len(t) for t in episodes)
+    loss = torch.zeros((), dtype=torch.float64)
+    for t in episodes:
+        group = [u.total_reward for u in episodes if u.task_id == t.task_id]
+        advantage = (t.total_reward - np.mean(group)) / (np.std(group, ddof=1) + 1e-4)
+        with module.backbone.use("base"), torch.no_grad():
+            reference, _ = plain_outputs(module, t)
+        with module.backbone.use("online"):
+            new, _ = plain_outputs(module, t)
+        ratio = torch.exp(new - torch.tensor(t.logprobs))
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+        kl = torch.exp(reference - new) - (reference - new) - 1
+        token = (-surrogate + 0.1 * kl).sum()
+        length = {"sequence": len(t) * 6, "token": total, "constant": 6 * 6}[normalisation]
+        loss = loss + token / length
+    loss.backward()
+    expected = [p.grad for p in module.parameters() if p.requires_grad and p.grad is not None]
+    assert len(found) == len(expected) > 0
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+
+
+def test_ppo_targets_and_value_gradient(bench: Any) -> None:
+    """Episodes cut after two of three turns bootstrap from the value of their last state."""
+    module, episodes = ready(
+        bench, PPO, limit=2, gamma=0.9, lam=0.8, normalise_advantages=False, value_clip=None
+    )
+    with torch.no_grad():
+        module.value_head.linear.weight.normal_(0, 0.05)
+    module._frozen.clear()
+    module._read_rollout(episodes)
+    targets = module.targets(episodes)
+    at, decoder = 0, module.backbone.model.get_base_model().get_decoder()
+    for t in episodes:
+        assert t.truncated and len(t.segments) == 2
+        with module.backbone.use("online"), torch.no_grad():
+            _, hidden = plain_outputs(module, t)
+            last = decoder(torch.tensor([t.final_ids])).last_hidden_state[0, -1:]
+            values = module.value_head(torch.cat([hidden, last])).double().numpy()
+        delta = t.rewards + 0.9 * values[1:] - values[:-1]
+        expected = [
+            sum((0.9 * 0.8) ** (j - i) * delta[j] for j in range(i, len(t))) for i in range(len(t))
+        ]
+        row = slice(at, at + len(t))
+        assert targets.values[row].numpy() == pytest.approx(values[:-1], abs=1e-4)
+        assert targets.advantages[row].numpy() == pytest.approx(expected, abs=1e-3)
+        assert targets.returns[row].numpy() == pytest.approx(expected + values[:-1], abs=1e-3)
+        at += len(t)
+    gradient(module, episodes, targets)
+    # dL/db of the value part: weight * mean(V - R); the surrogate does not know the head
+    error = (targets.values - targets.returns).mean()
+    bias = module.value_head.linear.bias.grad
+    assert float(bias) == pytest.approx(0.1 * float(error), abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_gradient_does_not_depend_on_the_pack(bench: Any, algorithm: type) -> None:
+    module, episodes = ready(bench, algorithm, kl=KL, entropy=0.01)
+    targets = module.targets(episodes)
+    found = []
+    for tokens in (1, 40, 4096):
+        module.compute_config.train_pack_tokens = tokens
+        found.append(gradient(module, episodes, targets))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()) + 1e-9)
+
+
+def test_ratios_are_one_before_the_first_step(bench: Any) -> None:
+    module, episodes = ready(bench, GRPO)
+    facts = module.accumulate(episodes, module.targets(episodes))
+    assert facts["ratio"] == pytest.approx(1, abs=1e-4)
+    assert facts["off_ratio"] == facts["clipped"] == 0
+    assert facts["approx_kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_masked_episodes_carry_no_gradient(bench: Any) -> None:
+    module, episodes = ready(bench, GRPO, truncated="mask")
+    episodes = [replace(t, truncated=i % 2 == 0) for i, t in enumerate(episodes)]
+    whole = gradient(module, episodes, module.targets(episodes))
+    # whatever the masked tokens are, the rest of the gradient stays
+    garbled = [
+        replace(t, logprobs=t.logprobs + 80 * t.truncated) if t.truncated else t for t in episodes
+    ]
+    for a, b in zip(whole, gradient(module, garbled, module.targets(garbled)), strict=True):
+        assert torch.equal(a, b)
+    every = [replace(t, truncated=True) for t in episodes]
+    assert gradient(module, every, module.targets(every)) == []
+
+
+def test_nothing_moves_under_a_constant_reward(bench: Any) -> None:
+    module = bench.build(GRPO, groups=2, group_size=2)
+    before: dict[str, Tensor] = {}
+    module.configure_model()
+    for name, p in module.backbone.adapter_parameters("online").items():
+        before[name] = p.detach().clone()
+    metrics, data = bench.fit(module, 2, bench.Env(reward=lambda _: 1.0))
+    for name, p in module.backbone.adapter_parameters("online").items():
+        assert torch.equal(p, before[name])
+    assert metrics[-1]["grad_norm"] == 0
+    assert metrics[-1]["staleness"] == 0
+    # each rollout: two tasks, twice each, played by the version that is then trained
+    for start in (0, 4):
+        played = data.buffer.outcomes()[start : start + 4]
+        assert len({o.task_id for o in played}) == 2
+        assert {o.policy_version for o in played} == {start // 4}
+
+
+def test_a_stale_batch_is_refused(bench: Any) -> None:
+    module, episodes = ready(bench, PPO, minibatches=1, epochs=2)
+    module.backbone.versions["online"] += 1
+    assert len(module._usable(episodes)) == len(episodes)
+    module.backbone.versions["online"] += 1
+    with pytest.raises(ConfigError, match="RolloutCallback"):
+        module._usable(episodes)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "field"),
+    [
+        (PPO, {"episodes": 5, "minibatches": 2}, "episodes"),
+        (PPO, {"gamma": 1.5}, "gamma"),
+        (GRPO, {"group_size": 1}, "group_size"),
+        (GRPO, {"normalisation": "constant"}, "max_tokens"),
+        (GRPO, {"max_tokens": 5}, "max_tokens"),
+    ],
+)
+def test_wrong_settings_name_the_field(
+    bench: Any, algorithm: type, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"model.{field}"):
+        bench.build(algorithm, **options)
+
+
+def test_settings_that_break_the_ratio_are_refused() -> None:
+    with pytest.raises(ConfigError, match="estimator"):
+        KLConfig(0.1, "loss", "k1")
+    roles = RolesConfig(policy=RoleConfig(sampling=Sampling(temperature=1.0, top_p=0.9)))
+    with pytest.raises(ConfigError, match="top_p"):
+        GRPO(roles=roles)
+
+
+def test_value_head_is_in_the_checkpoint(bench: Any) -> None:
+    module, _ = ready(bench, PPO)
+    assert {"value_head.linear.weight", "value_head.linear.bias"} <= module.state_dict().keys()
+    assert all("lora_" in n or n.startswith("value_head") for n in module.state_dict())
