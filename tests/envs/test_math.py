@@ -1,0 +1,210 @@
+"""Mathematics: grading that threads do not change, splits by level, boxes, scores."""
+
+import itertools
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("math_verify")
+pytest.importorskip("reasoning_gym")
+
+from nlac_lightning.envs.math import DatasetProblems, GeneratedProblems, Grader, MathEnv, Stage
+from nlac_lightning.envs.math.grader import last_boxed
+from nlac_lightning.envs.math.scores import pass_at_k, scores
+from nlac_lightning.errors import ConfigError
+from nlac_lightning.replay.episode import Episode, Turn
+
+PAIRS = [  # gold, answer, equal
+    ("42", "42", True),
+    ("42", "42.0", True),
+    ("42", "43", False),
+    (r"\frac{1}{2}", "0.5", True),
+    (r"\frac{1}{2}", r"\frac{2}{4}", True),
+    (r"\frac{1}{2}", r"\frac12", True),
+    ("x^2+2x+1", "(x+1)^2", True),
+    ("x^2+2x+1", "(x+2)^2", False),
+    (r"\sqrt{8}", r"2\sqrt{2}", True),
+    (r"\{1, 2\}", r"\{2, 1\}", True),
+    ("(1, 2)", "(2, 1)", False),
+    ("-7", "7", False),
+    ("7", "no idea", False),
+    ("7", "", False),
+    ("7", r"\frac{", False),
+]
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = Grader(workers=2)
+    yield grader
+    grader.close()
+
+
+def test_concurrent_grading_equals_serial_grading_and_the_truth(grader):
+    """math-verify itself, called in these threads, would find all answers wrong."""
+    serial = [grader.grade(gold, answer).correct for gold, answer, _ in PAIRS]
+    assert serial == [equal for _, _, equal in PAIRS]
+    jobs = PAIRS * 6
+    with ThreadPoolExecutor(8) as pool:
+        concurrent = list(pool.map(lambda job: grader.grade(job[0], job[1]).correct, jobs))
+    assert concurrent == serial * 6
+
+
+def test_a_comparison_that_never_ends_is_cut_and_the_next_one_works(grader):
+    quick = Grader(seconds=1)
+    assert quick.grade("3", "3").correct  # started
+    began = time.monotonic()
+    tower = "9" + "^{9" * 8 + "}" * 8
+    assert not quick.grade("3", tower).correct
+    assert time.monotonic() - began < 20
+    assert quick.grade("3", "3").correct
+    quick.close()
+
+
+def test_a_worker_that_hangs_is_killed_and_replaced():
+    import os
+    import signal
+
+    quick = Grader(seconds=1)
+    assert quick.grade("3", "3").correct
+    pid = quick._idle.queue[0]._process.pid
+    os.kill(pid, signal.SIGSTOP)  # it neither answers nor heeds its own limit
+    hung = quick.grade("3", "3")
+    assert not hung.correct and "no result within" in hung.error
+    assert quick.grade("3", "3").correct
+    os.kill(quick._idle.queue[0]._process.pid, signal.SIGKILL)
+    quick.grade("3", "3")
+    assert quick.grade("3", "3").correct
+    quick.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        (r"so \boxed{42}.", "42"),
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{3} and \boxed{cut", "3"),
+        (r"\boxed{}", ""),
+        ("42", None),
+        (r"\boxed 4", None),
+        ("", None),
+    ],
+)
+def test_the_last_whole_box_counts(text, inside):
+    assert last_boxed(text) == inside
+
+
+def sums(**settings) -> GeneratedProblems:
+    stages = [
+        Stage("chain_sum", {"min_terms": n, "max_terms": n, "min_digits": n, "max_digits": n})
+        for n in (2, 3)
+    ]
+    return GeneratedProblems(stages, **{"n_train": 20, "n_val": 5, "n_test": 6, **settings})
+
+
+def test_generated_problems_are_distinct_and_ordered_and_solved_by_the_oracle():
+    env = MathEnv(sums())
+    tasks = {split: env.tasks(split) for split in ("train", "val", "test")}
+    assert {split: len(t) for split, t in tasks.items()} == {"train": 20, "val": 5, "test": 6}
+    questions = [t.data["question"] for split in tasks.values() for t in split]
+    assert len(set(questions)) == 31
+    levels = [t.data["level"] for t in tasks["train"]]
+    assert levels == sorted(levels) and set(levels) == {0.0, 1.0}
+    assert MathEnv(sums()).tasks("train") == tasks["train"]
+    assert MathEnv(sums(seed=1)).tasks("train") != tasks["train"]
+    for task in tasks["test"]:
+        session = env.reset(task)
+        right = session.oracle_action()
+        assert session.oracle_critique(right).good
+        wrong = session.oracle_critique(r"\boxed{-1}")
+        assert not wrong.good and wrong.action == right
+        step = session.step(right)
+        assert (step.reward, step.terminated, step.info["reason"]) == (1.0, True, "right")
+        assert session.oracle_action() is None and session.step(right).reward == 0.0
+    env.grader.close()
+
+
+def test_a_solution_without_a_box_is_a_format_failure_and_only_a_wrong_one_is_told_the_answer():
+    env = MathEnv(sums())
+    task = env.tasks("val")[0]
+    answer = task.data["answer"]
+    bare = env.reset(task).step(f"It is {answer}")
+    assert (bare.reward, bare.info["valid"], bare.info["reason"]) == (0.0, False, "no_answer")
+    assert f"It is {answer}." in bare.messages[0]["content"]
+    silent = MathEnv(sums(), reveal="nothing").reset(task).step(r"\boxed{-123}")
+    assert silent.info["reason"] == "wrong" and answer not in silent.messages[0]["content"]
+    env.grader.close()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_the_hardest_test_problems_are_held_out(tmp_path, ending):
+    import datasets
+
+    def rows(part, n):
+        return [
+            {"q": f"{part} {i}", "a": rf"so \boxed{{{i}}}", "l": f"Level {i % 5 + 1}"}
+            for i in range(n)
+        ]
+
+    sources = []
+    for part, n in (("first", 30), ("second", 20)):
+        table = datasets.Dataset.from_list([*rows(part, n), *rows("both", 1)])
+        sources.append(str(tmp_path / f"{part}.{ending}"))
+        write = {"jsonl": table.to_json, "csv": table.to_csv, "parquet": table.to_parquet}[ending]
+        write(sources[-1])
+    made = DatasetProblems(
+        sources, question="q", answer="a", level="l", n_test=6, n_val=5
+    ).load()
+    # 4 problems of level 5 in the second file, the other two of level 4
+    assert sorted(p.level for p in made["test"]) == [4, 4, 5, 5, 5, 5]
+    assert all(p.question.startswith("second") for p in made["test"])
+    questions = [p.question for split in made.values() for p in split]
+    assert len(questions) == len(set(questions)) == 51
+    assert all(p.answer.isdigit() for split in made.values() for p in split)
+    levels = [p.level for p in made["train"]]
+    assert levels == sorted(levels)
+
+
+def test_wrong_settings_name_their_field(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps({"problem": str(i), "answer": "1"}) for i in range(4)))
+    cases = [
+        (lambda: DatasetProblems([]), "env.problems.sources"),
+        (lambda: DatasetProblems([str(tmp_path / "none.csv")]).load(), "env.problems.sources"),
+        (lambda: DatasetProblems([str(path)]).load(), "env.problems.level"),
+        (lambda: DatasetProblems([str(path)], level=None).load(), "env.problems"),
+        (lambda: DatasetProblems([str(path)], n_val=0), "env.problems.n_val"),
+        (lambda: GeneratedProblems([]), "env.problems.stages"),
+        (lambda: GeneratedProblems([Stage("nothing")]).load(), "env.problems.stages[0]"),
+        (lambda: sums(n_train=10**4).load(), "env.problems.stages[0]"),
+    ]
+    for make, field in cases:
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(5, 2, 1), (5, 2, 3), (5, 0, 2), (4, 4, 4)])
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(n, correct, k):
+    draws = list(itertools.combinations([i < correct for i in range(n)], k))
+    assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_scores_of_episodes():
+    def episode(task, reward, valid, length):
+        turn = Turn(
+            "a", "a", tuple(range(length)), 0, length, (), "stop", 0, False, [], reward, True,
+            False, {"valid": valid},
+        )  # fmt: skip
+        return Episode("math", task, "test", 0, "c", [], (), [turn], "right")
+
+    found = scores(
+        [episode("a", 1, True, 4), episode("a", 0, True, 6), episode("b", 0, False, 2)], (1, 2)
+    )
+    assert found == {
+        "accuracy": 0.25, "pass@1": 0.25, "pass@2": 1.0,
+        "format_failures": pytest.approx(1 / 3), "length": 4.0,
+    }  # fmt: skip
