@@ -40,7 +40,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             ``default_root_dir``. An existing file is continued.
         capacity: transitions to keep; beyond it the oldest episodes go.
         batch_size: transitions per training batch.
-        strategy, recency_half_life, transitions_per_episode, contrast, seed: see
+        strategy, recency_half_life, transitions_per_episode, contrast_batches, seed: see
             :class:`~nlac_lightning.replay.sampler.TransitionSampler`.
         batches_per_epoch: the stream never ends, an epoch does; None means one epoch of
             ``trainer.max_steps`` batches.
@@ -61,7 +61,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         strategy: Strategy = "uniform",
         recency_half_life: float = 1000.0,
         transitions_per_episode: int = 1,
-        contrast: bool = False,
+        contrast_batches: int = 0,
         batches_per_epoch: int | None = None,
         val_tasks: int | None = None,
         test_tasks: int | None = None,
@@ -71,7 +71,9 @@ class ReplayDataModule(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         require_positive("data.capacity", capacity)
-        check_sampling(batch_size, strategy, recency_half_life, transitions_per_episode, seed)
+        check_sampling(
+            batch_size, strategy, recency_half_life, transitions_per_episode, contrast_batches, seed
+        )
         require_positive("data.eval_batch_size", eval_batch_size)
         require_positive("data.num_workers", num_workers, zero=True)
         for name, size in (
@@ -94,7 +96,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             strategy=strategy,
             recency_half_life=recency_half_life,
             transitions_per_episode=transitions_per_episode,
-            contrast=contrast,
+            contrast_batches=contrast_batches,
             seed=seed,
         )
         self._batches_per_epoch = batches_per_epoch

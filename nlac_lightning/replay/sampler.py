@@ -32,6 +32,7 @@ def check_sampling(
     strategy: str,
     recency_half_life: float,
     transitions_per_episode: int,
+    contrast_batches: int,
     seed: int,
 ) -> None:
     """Raise ConfigError for settings that :class:`TransitionSampler` does not take."""
@@ -39,6 +40,7 @@ def check_sampling(
     require_choice("data.strategy", strategy, get_args(Strategy))
     require_positive("data.recency_half_life", recency_half_life)
     require_positive("data.transitions_per_episode", transitions_per_episode)
+    require_positive("data.contrast_batches", contrast_batches, zero=True)
     require_positive("data.seed", seed, zero=True)
 
 
@@ -58,10 +60,10 @@ class TransitionSampler:
             buffer's episodes.
         transitions_per_episode: how many turns of one episode to take together. They share their
             prefix, so more of them train faster, but are less independent.
-        contrast: follow each transition by another action that was taken in the very same state
-            and had another best return, where there is one. Such pairs share all but their last
-            tokens, and teach a critic what matters; exploration that returns to known states, or
-            several episodes of a task, make them.
+        contrast_batches: in so many first batches, follow each transition by another action that
+            was taken in the very same state and had another best return, where there is one. Such
+            pairs share all but their last tokens, and teach a critic in its warm-up what matters;
+            exploration that returns to known states, or several episodes of a task, make them.
         seed: another seed gives another sequence of batches.
 
     Raises:
@@ -75,15 +77,17 @@ class TransitionSampler:
         strategy: Strategy = "uniform",
         recency_half_life: float = 1000.0,
         transitions_per_episode: int = 1,
-        contrast: bool = False,
+        contrast_batches: int = 0,
         seed: int = 0,
     ) -> None:
-        check_sampling(batch_size, strategy, recency_half_life, transitions_per_episode, seed)
+        check_sampling(
+            batch_size, strategy, recency_half_life, transitions_per_episode, contrast_batches, seed
+        )
         self.buffer = buffer
         self.batch_size = batch_size
         self.half_life = recency_half_life if strategy == "recency" else math.inf
         self.per_episode = transitions_per_episode
-        self.contrast = contrast
+        self.contrast_batches = contrast_batches
         self.seed = seed
         self._index = buffer.index()
         self._cumulative = self._weights().cumsum()
@@ -105,7 +109,7 @@ class TransitionSampler:
         distinct: dict[Key, None] = {}
         drawn: list[Key] = []
         for _ in range(ROUNDS):
-            drawn = self._candidates(rng)
+            drawn = self._candidates(rng, contrast=position < self.contrast_batches)
             distinct.update(dict.fromkeys(drawn))
             if len(distinct) >= self.batch_size:
                 break
@@ -117,9 +121,9 @@ class TransitionSampler:
             rank.setdefault(episode_id, len(rank))
         return sorted(keys, key=lambda key: (rank[key[0]], key[1]))
 
-    def _candidates(self, rng: np.random.Generator) -> list[Key]:
+    def _candidates(self, rng: np.random.Generator, contrast: bool = False) -> list[Key]:
         """At least one key per place in the batch where possible, drawn with replacement."""
-        groups = math.ceil(self.batch_size / self.per_episode / (1 + self.contrast))
+        groups = math.ceil(self.batch_size / self.per_episode / (1 + contrast))
         points = rng.random(groups) * self._cumulative[-1]
         rows = np.searchsorted(self._cumulative, points, side="right")
         rows = np.minimum(rows, len(self._cumulative) - 1)  # the product may round up to the end
@@ -129,7 +133,7 @@ class TransitionSampler:
             chosen = rng.choice(turns, size=min(self.per_episode, turns), replace=False)
             for t in chosen:
                 keys.append((episode_id, int(t)))
-                if self.contrast:
+                if contrast:
                     keys += self._contrast(keys[-1], rng)
         return keys
 

@@ -166,6 +166,7 @@ def test_an_empty_buffer_says_so(buffer, fill):
         {"strategy": "prioritised"},
         {"recency_half_life": 0.0},
         {"transitions_per_episode": 0},
+        {"contrast_batches": -1},
         {"seed": -1},
     ],
 )
@@ -182,10 +183,10 @@ def test_contrast_pairs_each_action_with_one_that_ended_otherwise(buffer, make_e
         buffer.append(replace(blank, turns=[turn]))
     alone = make_episode(1, turns=3)
     buffer.append(alone)
-    sampler = TransitionSampler(buffer, 2, contrast=True)
+    sampler = TransitionSampler(buffer, 2)
     pairs = Counter()
     for position in range(400):
-        first, *rest = sampler._candidates(np.random.default_rng([position]))
+        first, *rest = sampler._candidates(np.random.default_rng([position]), contrast=True)
         if first[0] == 11:
             assert not rest, "nothing else was tried there"
         else:
@@ -193,5 +194,6 @@ def test_contrast_pairs_each_action_with_one_that_ended_otherwise(buffer, make_e
             assert t == 0 and other % 2 != first[0] % 2
             pairs[other] += 1
     assert set(pairs) == set(range(1, 11))
-    batch = TransitionSampler(buffer, 8, contrast=True).draw(0)
-    assert len(set(batch)) == 8 and batch == TransitionSampler(buffer, 8, contrast=True).draw(0)
+    first, again = (TransitionSampler(buffer, 8, contrast_batches=1) for _ in range(2))
+    assert first.draw(0) == again.draw(0) and len(set(first.draw(0))) == 8
+    assert first.draw(1) == TransitionSampler(buffer, 8).draw(1), "only the first batch has pairs"
