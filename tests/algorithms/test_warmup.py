@@ -42,7 +42,7 @@ class Verdicts:
 
 def state() -> Transition:
     turn = Turn("a", "a", (1, 2), 0, 2, (), "given", 0, True, [], 0.0, False, False)
-    return Transition(0, 0, "e", "t", "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, False)
+    return Transition(0, 0, "e", "t", "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, 0.0, False)
 
 
 def look(
