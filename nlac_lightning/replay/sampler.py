@@ -49,6 +49,7 @@ class TransitionSampler:
         transitions_per_episode: how many turns of one episode to take together. They share their
             prefix, so more of them train faster, but are less independent.
         seed: another seed gives another sequence of batches.
+        exclude: episodes that ended for one of these reasons are never drawn.
 
     Raises:
         ConfigError: an unknown strategy or a size that is not positive.
@@ -62,6 +63,7 @@ class TransitionSampler:
         recency_half_life: float = 1000.0,
         transitions_per_episode: int = 1,
         seed: int = 0,
+        exclude: Sequence[str] = (),
     ) -> None:
         check_sampling(batch_size, strategy, recency_half_life, transitions_per_episode, seed)
         self.buffer = buffer
@@ -69,7 +71,8 @@ class TransitionSampler:
         self.half_life = recency_half_life if strategy == "recency" else math.inf
         self.per_episode = transitions_per_episode
         self.seed = seed
-        self._index = buffer.index()
+        self.exclude = tuple(exclude)
+        self._index = buffer.index(exclude=self.exclude)
         self._cumulative = self._weights().cumsum()
 
     def draw(self, position: int) -> list[Key]:
@@ -129,9 +132,9 @@ class TransitionSampler:
     def _refresh(self) -> None:
         """Follow the buffer by reading only what was appended since the last draw."""
         old = self._index
-        new = self.buffer.index(after=int(old.ids[-1]) if len(old.ids) else 0)
+        new = self.buffer.index(int(old.ids[-1]) if len(old.ids) else 0, self.exclude)
         if new.truncations != old.truncations:
-            self._index = self.buffer.index()
+            self._index = self.buffer.index(exclude=self.exclude)
         elif len(new.ids) or new.oldest != old.oldest:
             keep = old.ids >= new.oldest
             self._index = new._replace(

@@ -37,7 +37,7 @@ class Tau2Env(TextEnv):
         task_ids: restrict all splits to these.
         exclude: leave out tasks for these reasons: ``do_nothing`` (an agent that does nothing
             earns the reward), ``order_sensitive`` (the result depends on the order of items),
-            ``known_bad_gold`` (corrected in a later release), ``gold_error`` (a gold action is
+            ``known_bad_gold`` (corrected in a later release), ``gold_error`` (a gold write is
             refused by its tool). Evaluations report on them apart in any case.
         n_val: so many training tasks, the last ones, are kept for validation instead.
         transfer_ends: a transfer to a human ends the dialogue, as in the original tau-bench.
@@ -78,11 +78,11 @@ class Tau2Env(TextEnv):
         self._limits = (max_result_chars, max_user_chars, transfer_ends)
         self._tasks = self._by_split(task_file, task_ids, frozenset(exclude), n_val)
         self._by_id = {t.id: t for tasks in self._tasks.values() for t in tasks}
-        self._view = self._make_view(None)
+        self.view = self._make_view(None)
 
     def meet(self, chat_template: str | None) -> None:
         """Ask for tool calls in the model's own form, if ``tool_format`` is ``auto``."""
-        self._view = self._make_view(native_style(chat_template))
+        self.view = self._make_view(native_style(chat_template))
 
     def _make_view(self, native: str | None) -> View:
         style = (native or "tool_call") if self.tool_format == "auto" else self.tool_format
@@ -148,7 +148,7 @@ class Tau2Env(TextEnv):
 
     def session(self, task: TauTask, user: User, seed: int = 0) -> Tau2Session:
         """Start a dialogue with another user than the environment's own."""
-        return Tau2Session(self.domain, task, user.start(task.user, seed), self._view)
+        return Tau2Session(self.domain, task, user.start(task.user, seed), self.view)
 
     def facts(self, task: Task) -> dict[str, Any]:
         """``gold_writes``: changes that the gold actions make; ``masks``: see ``exclude``."""

@@ -43,26 +43,30 @@ def system_prompt(
     tools = [_signature(s["function"]) if slim else json.dumps(s) for s in schemas]
     if not slim:
         tools = ["<tools>", *tools, "</tools>"]
-    how = _HOW.format(call=FORMATS[style]).split("\n\n")
-    how = [part if FORMATS[style] in part else " ".join(part.split("\n")) for part in how]
-    return "\n\n".join([policy.strip(), "# Tools", "\n".join(tools), *how])
+    how = _HOW.format(call=FORMATS[style])
+    return "\n\n".join([policy.strip(), "# Tools", "\n".join(tools), how])
 
 
 def _signature(function: dict[str, Any]) -> str:
-    """``name(a: string, b: list of string?): first line of the description``."""
+    """``name(a: string, b: list of {c, d}, e: string?): first line of the description``."""
     schema = function["parameters"]
-    required = schema.get("required", ())
+    required, records = schema.get("required", ()), schema.get("$defs", {})
     arguments = [
-        f"{name}: {_kind(value)}" + ("" if name in required else "?")
+        f"{name}: {_kind(value, records)}" + ("" if name in required else "?")
         for name, value in schema.get("properties", {}).items()
     ]
     summary = function["description"].strip().split("\n")[0].strip()
     return f"- {function['name']}({', '.join(arguments)}): {summary}"
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    kind = schema.get("type", "any")
-    return f"list of {_kind(schema.get('items', {}))}" if kind == "array" else str(kind)
+def _kind(schema: dict[str, Any], records: dict[str, Any]) -> str:
+    for choice in [schema, *schema.get("anyOf", ())]:
+        if "$ref" in choice:
+            fields = records[choice["$ref"].rpartition("/")[2]].get("properties", {})
+            return "{" + ", ".join(fields) + "}"
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema.get('items', {}), records)}"
+    return str(schema.get("type", "any"))
 
 
 def shortened(text: str, limit: int | None) -> str:
