@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from nlac_lightning.envs.tau2 import package
@@ -30,7 +31,7 @@ class Gold:
 
 
 class Domain:
-    """``retail`` or ``airline``, loaded once and shared by all episodes.
+    """``retail`` or ``airline``; see :func:`load_domain`.
 
     Attributes:
         name: the domain.
@@ -72,7 +73,8 @@ class Domain:
 
     def gold(self, task: TauTask) -> Gold:
         """The gold outcome; its actions are played once and the result is kept."""
-        if task.id not in self._gold:
+        key = json.dumps([(call.name, call.arguments) for call in task.gold])
+        if key not in self._gold:
             environment = self.environment()
             errors = []
             for call in task.gold:
@@ -80,13 +82,13 @@ class Domain:
                 if result.error and call.name in self.writers:
                     errors.append(f"{call.name}: {result.content}")
             fingerprint = self.fingerprint(environment)
-            self._gold[task.id] = Gold(
+            self._gold[key] = Gold(
                 fingerprint,
                 fingerprint != self._untouched,
                 sum(call.name in self.writers for call in task.gold),
                 errors[0] if errors else None,
             )
-        return self._gold[task.id]
+        return self._gold[key]
 
     def masks(self, task: TauTask) -> tuple[str, ...]:
         """Which of :data:`~nlac_lightning.envs.tau2.tasks.MASKS` apply to a task."""
@@ -95,6 +97,12 @@ class Domain:
         found |= {"do_nothing"} if not gold.changed and not task.communicate else set()
         found |= {"gold_error"} if gold.error else set()
         return tuple(sorted(found))
+
+
+@cache
+def load_domain(name: str) -> Domain:
+    """The domain, read once in a process: episodes change nothing in it."""
+    return Domain(name)
 
 
 def respond(environment: Any, call: Call, call_id: str = "") -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.envs.tau2.actions import STYLES, native_style
-from nlac_lightning.envs.tau2.domain import Domain
+from nlac_lightning.envs.tau2.domain import load_domain
 from nlac_lightning.envs.tau2.package import DOMAINS
 from nlac_lightning.envs.tau2.prompt import system_prompt
 from nlac_lightning.envs.tau2.session import Tau2Session, View
@@ -71,7 +71,7 @@ class Tau2Env(TextEnv):
                 require_positive(f"env.max_{name}_chars", size)
         require_positive("env.n_val", n_val, zero=True)
         self.name = f"tau2/{domain}"
-        self.domain = Domain(domain)
+        self.domain = load_domain(domain)
         self.user = user or _scripted_user()
         self.tool_format = tool_format
         self._slim = prompt == "slim"

@@ -1,0 +1,70 @@
+"""tau2's domains, loaded once; tests that need them are skipped where the extra is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nlac_lightning import models
+from nlac_lightning.envs.tau2 import Tau2Env, package
+from nlac_lightning.envs.tau2.recorded import RecordedUser
+from nlac_lightning.envs.tau2.session import Tau2Session
+from nlac_lightning.errors import ConfigError
+from nlac_lightning.roles.roles import Roles, RolesConfig
+
+RUNS = Path(__file__).parents[4] / "shared/data/tau_bench_airline_gpt4o.json.gz"
+BRIEF = ("Hello, I need help.", "Thank you. ###STOP###")
+"""What a user says who leaves after the first message of the agent."""
+
+
+class Watched(Tau2Env):
+    """Keeps the sessions that it starts."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sessions: dict[str, Tau2Session] = {}
+
+    def reset(self, task: Any, seed: int = 0) -> Tau2Session:
+        self.sessions[task.id] = super().reset(task, seed)
+        return self.sessions[task.id]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tau2() -> None:
+    """Skip everything here without the package."""
+    try:
+        package.check()
+    except ConfigError as error:
+        pytest.skip(f"needs the extra tau: {error}")
+
+
+@pytest.fixture(params=["retail", "airline"])
+def env(request: pytest.FixtureRequest) -> Watched:
+    """Either domain, with a user who leaves after one message."""
+    return Watched(request.param, user=RecordedUser(BRIEF), prompt="slim")
+
+
+@pytest.fixture
+def retail() -> Watched:
+    return Watched("retail", user=RecordedUser(BRIEF), prompt="slim")
+
+
+@pytest.fixture
+def airline() -> Watched:
+    return Watched("airline", user=RecordedUser(BRIEF), prompt="slim")
+
+
+@pytest.fixture(scope="session")
+def roles(smollm2_path: str) -> Roles:
+    """ReAct roles on the real tokenizer."""
+    return Roles(RolesConfig(templates="tau2"), models.load_tokenizer(smollm2_path))
+
+
+@pytest.fixture(scope="session")
+def runs_file() -> Path:
+    """The recorded runs; skipped where they are not at hand."""
+    if not RUNS.is_file():
+        pytest.skip(f"needs the recorded runs in {RUNS.parent}")
+    return RUNS
