@@ -55,9 +55,9 @@ class Call:
     def text(self, style: str = "tool_call") -> str:
         """The call as an action, written in one of :data:`STYLES`."""
         if style == "call":
-            arguments = ", ".join(f"{k}={json.dumps(v)}" for k, v in self.arguments.items())
+            arguments = ", ".join(f"{k}={_dump(v)}" for k, v in self.arguments.items())
             return f"{self.name}({arguments})"
-        data = json.dumps({"name": self.name, "arguments": self.arguments})
+        data = _dump({"name": self.name, "arguments": self.arguments})
         return f"```json\n{data}\n```" if style == "json" else f"<tool_call>\n{data}\n</tool_call>"
 
 
@@ -109,6 +109,10 @@ def parse(action: str, tools: Mapping[str, Mapping[str, Any]]) -> Call | Speech:
         call = _from_source(text.rstrip("; \n"))
     _check(call, tools)
     return call
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # Python reads escaped surrogates otherwise
 
 
 def _from_json(text: str) -> Call:
