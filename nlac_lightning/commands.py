@@ -34,13 +34,15 @@ def replay(arguments: list[str]) -> None:
     elif options.action == "export":
         print(commands.export(options.path, options.file))
     elif options.action == "import" and options.format == "tau-bench":
+        from nlac_lightning.cli import with_config_paths
         from nlac_lightning.envs.tau2.importing import import_tau_bench
 
         if options.config is None:
-            sub.error("--format tau-bench needs --config: prompts and tokenizer are the config's")
-        print(import_tau_bench(options.file, with_config_paths(["--config", options.config]), options.path))
+            parser.error("--format tau-bench needs --config: prompts and tokenizer are its")
+        config = with_config_paths(["--config", options.config])
+        print(import_tau_bench(options.file, config, options.path))
     elif options.action == "import" and options.path is None:
-        sub.error("the buffer to import into is missing")
+        parser.error("import needs PATH, the buffer, and FILE")
     elif options.action == "import":
         print(commands.import_episodes(options.path, options.file))
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.tau2.env import Tau2Env
-from nlac_lightning.envs.tau2.recorded import episodes, read_runs
+from nlac_lightning.envs.tau2.recorded import RecordedEnv, episodes, read_runs
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.lightning_cli import NLACCommandLine
 from nlac_lightning.models import load_tokenizer
@@ -42,7 +42,7 @@ def import_tau_bench(source: str | Path, arguments: list[str], path: Path | None
     path = path or data.buffer_path(line.trainer.default_root_dir)
     same = transitions = reward = 0
     with ReplayBuffer(path, sys.maxsize, roles.codec.fingerprint, data.env.name) as buffer:
-        for episode in episodes(data.env, runs, roles):
+        for episode in episodes(RecordedEnv(data.env, runs), roles):
             buffer.append(episode)
             transitions += len(episode.turns)
             reward += episode.total_reward > 0

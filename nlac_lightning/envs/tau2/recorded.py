@@ -196,11 +196,10 @@ class RecordedActor:
         return self.roles.completion(action, said.thought)
 
 
-def episodes(env: Tau2Env, runs: Sequence[Run], roles: Roles) -> Iterator[Episode]:
+def episodes(recorded: RecordedEnv, roles: Roles) -> Iterator[Episode]:
     """Play all runs again; each episode's last ``info`` holds its ``recorded_reward``."""
-    env.meet(roles.codec.chat_template)
-    recorded = RecordedEnv(env, runs)
-    longest = max(len(run.actions) for run in runs)
+    recorded.env.meet(roles.codec.chat_template)
+    longest = max((len(run.actions) for run in recorded.runs.values()), default=1)
     limits = RolloutLimits(max_turns=longest, max_tokens=10**9, max_seconds=1e9)
     rollout = Rollout(recorded, roles, limits)
     jobs = [(task, 0) for task in recorded.tasks("train")]

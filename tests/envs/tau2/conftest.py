@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,27 @@ def runs_file() -> Path:
     if not found:
         pytest.skip(f"needs the recorded runs: ../{RUNS}")
     return found[0]
+
+
+@pytest.fixture(scope="session")
+def tau2_reward() -> Callable[[Tau2Session], float]:
+    """What tau2's own evaluators say about a session that the user ended."""
+    from tau2.data_model.tasks import Action, EvaluationCriteria, Task
+    from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
+    from tau2.evaluator.evaluator_env import EnvironmentEvaluator
+
+    def reward(session: Tau2Session) -> float:
+        gold = [
+            Action(action_id=str(i), name=call.name, arguments=call.arguments)
+            for i, call in enumerate(session.task.gold)
+        ]
+        facts = list(session.task.communicate)
+        criteria = EvaluationCriteria(actions=gold, communicate_info=facts)
+        task = Task(id="x", user_scenario={"instructions": "-"}, evaluation_criteria=criteria)
+        said, world = session.trajectory(), session.domain.environment
+        return float(
+            EnvironmentEvaluator.calculate_reward(world, task, said).reward
+            * CommunicateEvaluator.calculate_reward(task, said).reward
+        )
+
+    return reward
