@@ -8,8 +8,8 @@ from pathlib import Path
 
 import lightning
 
-from nlac_lightning.evaluation.records import EvaluationResult
 from nlac_lightning.evaluation.breakdown import breakdown, breaks_down
+from nlac_lightning.evaluation.records import EvaluationResult
 from nlac_lightning.report.breakdown import breakdown_table
 from nlac_lightning.report.table import comparison_table
 from nlac_lightning.report.transcripts import write_html, write_text

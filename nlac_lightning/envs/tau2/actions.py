@@ -135,7 +135,9 @@ def _from_source(text: str) -> Call:
             raise ValueError("not a call")
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             raise ValueError("give each argument by its name")
-        arguments = {str(k.arg): ast.literal_eval(_JsonNames().visit(k.value)) for k in node.keywords}
+        arguments = {
+            str(k.arg): ast.literal_eval(_JsonNames().visit(k.value)) for k in node.keywords
+        }
         json.dumps(arguments)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else error
@@ -166,7 +168,9 @@ def _check(call: Call, tools: Mapping[str, Mapping[str, Any]]) -> None:
     for name, value in call.arguments.items():
         kind = properties[name].get("type")
         wanted = _TYPES.get(kind, object)
-        if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "boolean" and kind):
+        if not isinstance(value, wanted) or (
+            isinstance(value, bool) and kind != "boolean" and kind
+        ):
             raise ActionError(f"{call.name}: {name} has to be of type {kind}.")
 
 

@@ -37,7 +37,7 @@ class Table(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """As in ``dict``, with the copy that :meth:`__getitem__` makes."""
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401 - get is what this is
 
     def changes(self) -> dict[str, Any]:
         """Entries that differ from the shared ones, as plain data; None for one that is gone."""

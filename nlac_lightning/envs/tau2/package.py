@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 

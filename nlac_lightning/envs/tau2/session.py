@@ -162,5 +162,3 @@ class Tau2Session(Session):
     def _tool_message(self, name: str, content: str) -> Message:
         text = shortened(content, self.view.max_result_chars)
         return {"role": "tool", "content": text, "name": name}
-
-

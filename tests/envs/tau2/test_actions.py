@@ -46,7 +46,7 @@ ORDER = Call("get_order", {"order_id": "#W1"})
         '{"name": "get_order", "parameters": {"order_id": "#W1"}}',
         'get_order(order_id="#W1")',
         "get_order( order_id = '#W1' );",
-        'I look it up.\n<tool_call>{"name": "get_order", "arguments": {"order_id": "#W1"}}</tool_call>',
+        'I look.\n<tool_call>{"name": "get_order", "arguments": {"order_id": "#W1"}}</tool_call>',
         'Thought: look.\nAction: get_order(order_id="#W1")',
         '<think>pay(amount=3)</think>get_order(order_id="#W1")',
     ],

@@ -91,9 +91,10 @@ def test_prompts_teach_the_models_own_form(retail: Any, roles: Roles) -> None:
     assert slim_tokens < 2600 and 4000 < full_tokens < 5600
     for schema in retail.domain.schemas:
         assert schema["function"]["name"] + "(" in retail.view.system
-    assert "flights: list of {flight_number, date}" in Tau2Env(
-        "airline", RecordedUser(["x"]), prompt="slim"
-    ).view.system
+    assert (
+        "flights: list of {flight_number, date}"
+        in Tau2Env("airline", RecordedUser(["x"]), prompt="slim").view.system
+    )
 
 
 def test_a_malformed_call_is_answered_and_changes_nothing(retail: Any) -> None:

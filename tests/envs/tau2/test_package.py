@@ -26,7 +26,7 @@ def test_another_package_of_that_name_is_recognised(
     (tmp_path / "tau2" / "__init__.py").write_text("raise SystemExit('magnetics')")
     monkeypatch.delitem(sys.modules, "tau2", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="another package of that name.*uninstall tau2"):
+    with pytest.raises(ConfigError, match=r"another package of that name.*uninstall tau2"):
         package.load("retail")
 
 

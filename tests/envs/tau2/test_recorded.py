@@ -143,9 +143,7 @@ def test_recorded_runs_train_without_a_rollout(
         (b"\x1f\x8bno gzip", "cannot be read"),
     ],
 )
-def test_other_files_are_refused(
-    airline: Any, tmp_path: Path, content: bytes, words: str
-) -> None:
+def test_other_files_are_refused(airline: Any, tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "runs.json").write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         read_runs(tmp_path / "runs.json", airline)
