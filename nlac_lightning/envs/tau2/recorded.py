@@ -25,7 +25,7 @@ from nlac_lightning.generation.base import Completion
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import Roles
 from nlac_lightning.rollout import Live, Rollout, RolloutLimits
-from nlac_lightning.users.base import UserReply, UserTask
+from nlac_lightning.users.base import UserReply, UserSession, UserTask
 
 STOP = "###STOP###"
 
@@ -117,7 +117,7 @@ class RecordedUser:
     def __init__(self, turns: Sequence[str]) -> None:
         self.turns = turns
 
-    def start(self, task: UserTask, seed: int) -> RecordedUserSession:
+    def start(self, task: UserTask, seed: int) -> UserSession:
         """Begin from the first turn."""
         return RecordedUserSession(self.turns)
 
@@ -149,10 +149,10 @@ class RecordedSession(Tau2Session):
     actions_left: int
 
     def step(self, action: str) -> Step:
-        """As always; the last one says what the recorded reward was."""
+        """As always, until nothing more is recorded."""
         step = super().step(action)
         self.actions_left -= 1
-        if step.terminated or step.truncated or self.actions_left:
+        if step.terminated or self.actions_left:
             return step
         return replace(step, truncated=True, info=step.info | {"reason": "recording_ends"})
 

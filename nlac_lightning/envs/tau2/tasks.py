@@ -140,6 +140,8 @@ def _python_records(source: str) -> list[dict[str, Any]]:
 def _literal(node: ast.AST) -> Any:
     """A literal in which calls such as ``Action(name=..., kwargs=...)`` stand for dicts."""
     if isinstance(node, ast.Call):
+        if not isinstance(node.func, ast.Name) or node.args:
+            raise ValueError(f"line {node.lineno} calls a function: {ast.unparse(node)[:60]}")
         return {str(keyword.arg): _literal(keyword.value) for keyword in node.keywords}
     if isinstance(node, ast.List | ast.Tuple):
         return [_literal(item) for item in node.elts]

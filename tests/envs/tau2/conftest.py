@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from nlac_lightning.errors import ConfigError
 from nlac_lightning.roles.roles import Roles, RolesConfig
 
 RUNS = "shared/data/tau_bench_airline_gpt4o.json.gz"
+EVERY = 1 if os.environ.get("NLAC_ALL_RUNS") else 4
+"""tau2's evaluators hash whole databases, a tenth to a third of a second a run: every fourth task
+and every sixteenth recorded run is compared with them, all when NLAC_ALL_RUNS is set."""
 BRIEF = ("Hello, I need help.", "Thank you. ###STOP###")
 """What a user says who leaves after the first message of the agent."""
 
@@ -94,3 +98,9 @@ def tau2_reward() -> Callable[[Tau2Session], float]:
         )
 
     return reward
+
+
+@pytest.fixture(scope="session")
+def every() -> int:
+    """Which tasks are compared with tau2's own evaluators: every so many."""
+    return EVERY

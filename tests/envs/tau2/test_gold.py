@@ -47,17 +47,18 @@ def play(env: Any, roles: Roles, actor: Any, path: Path, max_turns: int = 60) ->
 
 
 def test_the_oracle_earns_every_task_and_tau2_agrees(
-    env: Any, roles: Roles, tau2_reward: Any, tmp_path: Path
+    env: Any, roles: Roles, tau2_reward: Any, every: int, tmp_path: Path
 ) -> None:
     untouched = env.domain.environment().get_db_hash()
     buffer = play(env, roles, OracleActor(roles.codec), tmp_path)
     episodes = list(buffer.iter_episodes())
     assert len(episodes) == {"tau2/retail": 114, "tau2/airline": 50}[env.name]
-    for episode in episodes:
+    for number, episode in enumerate(episodes):
         assert episode.total_reward == 1.0, episode.task_id
         assert all(turn.info["valid"] for turn in episode.turns)
         assert episode.turns[-1].terminated and episode.reason == "solved"
-        assert tau2_reward(env.sessions[episode.task_id]) == 1.0, episode.task_id
+        if number % every == 0:
+            assert tau2_reward(env.sessions[episode.task_id]) == 1.0, episode.task_id
     assert env.domain.environment().get_db_hash() == untouched
 
 

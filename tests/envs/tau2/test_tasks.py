@@ -78,9 +78,9 @@ def test_tau2s_own_format_is_read(retail: Any, tmp_path: Path) -> None:
         ("a.json", '[{"actions": []}]', "entry 0 .*instruction"),
         ("a.json", "[3]", "entry 0"),
         ("a.json", '[{"instruction": "x", "actions": [{"kwargs": {}}]}]', "entry 0 .*name"),
-        ("a.py", "TASKS = [Task(instruction=f(x), actions=[])]", "entry 0"),
+        ("a.py", "TASKS = [Task(instruction=f(x), actions=[])]", "line 1 calls a function"),
         ("a.py", "def (", "cannot read"),
-        ("a.py", "TASKS = [Task(instruction=open('/etc/passwd').read(), actions=[])]", "entry 0"),
+        ("a.py", "TASKS = [Task(instruction=open('x').read())]", "line 1 calls a function"),
         ("a.py", "x = 1", "no list"),
     ],
 )
