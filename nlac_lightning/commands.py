@@ -9,22 +9,40 @@ from pathlib import Path
 
 
 def replay(arguments: list[str]) -> None:
-    """``nlac replay stats|check PATH`` and ``nlac replay export|import PATH FILE``."""
+    """``nlac replay stats|check PATH`` and ``nlac replay export|import PATH FILE``.
+
+    ``nlac replay import --format tau-bench FILE --config C`` needs no PATH: it is the config's.
+    """
     from nlac_lightning.replay import commands
 
     parser = argparse.ArgumentParser("nlac replay", description="Look into a replay buffer.")
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (("stats", "print what it holds"), ("check", "verify every episode")):
         actions.add_parser(name, help=text).add_argument("path", type=Path)
-    for name, text in (("export", "write it as Parquet"), ("import", "add episodes from Parquet")):
+    for name, text in (("export", "write it as Parquet"), ("import", "add episodes of a file")):
         sub = actions.add_parser(name, help=text)
-        sub.add_argument("path", type=Path, help="the buffer")
-        sub.add_argument("file", type=Path, help="the Parquet file")
+        if name == "import":
+            sub.add_argument("--format", choices=("parquet", "tau-bench"), default="parquet")
+            sub.add_argument("--config", help="tau-bench: the config that will train on them")
+            sub.add_argument("path", type=Path, nargs="?", help="the buffer (tau-bench: optional)")
+        else:
+            sub.add_argument("path", type=Path, help="the buffer")
+        sub.add_argument("file", type=Path, help="the file")
     options = parser.parse_args(arguments)
     if options.action == "stats":
         print(commands.stats(options.path))
     elif options.action == "export":
         print(commands.export(options.path, options.file))
+    elif options.action == "import" and options.format == "tau-bench":
+        from nlac_lightning.cli import with_config_paths
+        from nlac_lightning.envs.tau2.importing import import_tau_bench
+
+        if options.config is None:
+            parser.error("--format tau-bench needs --config: prompts and tokenizer are its")
+        config = with_config_paths(["--config", options.config])
+        print(import_tau_bench(options.file, config, options.path))
+    elif options.action == "import" and options.path is None:
+        parser.error("import needs PATH, the buffer, and FILE")
     elif options.action == "import":
         print(commands.import_episodes(options.path, options.file))
     else:

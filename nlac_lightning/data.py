@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +47,8 @@ class ReplayDataModule(lightning.LightningDataModule):
         val_tasks, test_tasks: number of tasks of the split to evaluate on; None means all.
         eval_batch_size: tasks per evaluation batch, that is, episodes played side by side.
         num_workers: processes that read transitions ahead; 0 reads them in the main process.
+        exclude_reasons: episodes that ended so stay in the buffer but are never trained on; by
+            default those in which no reply could be had from the user.
 
     Raises:
         ConfigError: a size that is not positive, or an unknown strategy.
@@ -68,6 +70,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         eval_batch_size: int = 64,
         num_workers: int = 0,
         seed: int = 0,
+        exclude_reasons: Sequence[str] = ("user_failed",),
     ) -> None:
         super().__init__()
         require_positive("data.capacity", capacity)
@@ -98,6 +101,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             transitions_per_episode=transitions_per_episode,
             contrast_batches=contrast_batches,
             seed=seed,
+            exclude=exclude_reasons,
         )
         self._batches_per_epoch = batches_per_epoch
         self._num_tasks = {"val": val_tasks, "test": test_tasks}
@@ -120,10 +124,13 @@ class ReplayDataModule(lightning.LightningDataModule):
         """
         if self._buffer is not None:
             self._buffer.close()
-        root = self.trainer.default_root_dir if self.trainer else "."
-        path = Path(self._path) if self._path is not None else Path(root, "replay.sqlite")
+        path = self.buffer_path(self.trainer.default_root_dir if self.trainer else ".")
         self._buffer = ReplayBuffer(path, self.capacity, codec=codec, env=self.env.name)
         return self._buffer
+
+    def buffer_path(self, root: str | Path) -> Path:
+        """The buffer's file, for a trainer whose ``default_root_dir`` is ``root``."""
+        return Path(self._path) if self._path is not None else Path(root, "replay.sqlite")
 
     def setup(self, stage: str) -> None:
         """Open the buffer before training, so that a wrong file fails at once."""

@@ -31,11 +31,11 @@ class Interval(NamedTuple):
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
-def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> Interval:
     """Share of successes with Wilson's score interval.
 
     Args:
-        successes: count in 0..n.
+        successes: count in 0..n; not whole where each trial is itself a mean of several.
         n: number of trials; with 0 the value is nan and the interval [0, 1].
         confidence: coverage in (0, 1).
 

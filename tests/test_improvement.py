@@ -23,7 +23,7 @@ def say(text: str) -> Completion:
 
 def state(name: str) -> Transition:
     turn = Turn("a", "a", (1, 2), 0, 2, (), "given", 0, True, [], 0.0, False, False)
-    return Transition(0, 0, "e", name, "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, False)
+    return Transition(0, 0, "e", name, "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, 0.0, False)
 
 
 class Written:

@@ -142,6 +142,8 @@ class Algorithm(lightning.LightningModule):
             return
         self.backbone = Backbone(self.backbone_config)
         self.roles = Roles(self.roles_config, self.backbone.tokenizer)
+        if self.env is not None:
+            self.env.meet(self.roles.codec.chat_template)
         compute = self.compute_config
         self.generator = InProcessGenerator(
             self.backbone, compute.decode_rows, compute.prefill_pack_tokens, compute.cache_tokens

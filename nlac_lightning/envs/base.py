@@ -105,3 +105,13 @@ class TextEnv(ABC):
     @abstractmethod
     def reset(self, task: Task, seed: int = 0) -> Session:
         """Start an episode of ``task``. Equal seeds and actions give equal episodes."""
+
+    def meet(self, chat_template: str | None) -> None:  # noqa: B027 - most speak one language
+        """Learn, before the first episode, which chat template the model is prompted with.
+
+        None stands for plain text. An environment may show tool calls in the model's own form.
+        """
+
+    def facts(self, task: Task) -> dict[str, Any]:
+        """What is known of ``task``, for evaluations to group by; JSON-serialisable."""
+        return {}

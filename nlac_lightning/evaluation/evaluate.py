@@ -29,9 +29,13 @@ class EvaluationConfig:
     """Bounds of an episode."""
     seed: int = 1000
     """Seed of the episodes; base and trained policy meet the same ones."""
+    trials: int = 1
+    """Episodes of each task, with seeds that count on from ``seed``; with more than one, pass^k and
+    pass@k are reported up to this k. They differ only if policy, user or environment draw."""
 
     def __post_init__(self) -> None:
         require_positive("model.evaluation.critic_steps", self.critic_steps, zero=True)
+        require_positive("model.evaluation.trials", self.trials)
 
 
 class Evaluator:
@@ -62,7 +66,7 @@ class Evaluator:
         progress: Callable[[int], None] = lambda done: None,
         actor: Actor | None = None,
     ) -> list[EpisodeRecord]:
-        """Play every task once and record each step.
+        """Play every task ``config.trials`` times and record each step.
 
         Args:
             tasks: what to play.
@@ -73,9 +77,12 @@ class Evaluator:
         """
         actor = actor or ModelActor(self.roles, self.generator, adapter, self.config.temperature)
         rollout = Rollout(self.env, self.roles, self.config.limits)
-        jobs = [(task, self.config.seed) for task in tasks]
-        order = {task.id: i for i, task in enumerate(tasks)}
-        episodes = sorted(rollout.play(jobs, actor, progress), key=lambda e: order[e.task_id])
+        trials = range(self.config.trials)
+        jobs = [(task, self.config.seed + trial) for task in tasks for trial in trials]
+        order = {(task.id, seed): i for i, (task, seed) in enumerate(jobs)}
+        played = rollout.play(jobs, actor, progress)
+        episodes = sorted(played, key=lambda e: order[e.task_id, e.seed])
+        facts = {task.id: self.env.facts(task) for task in tasks}
         steps = [[_step(turn) for turn in episode.turns] for episode in episodes]
         self._criticise(episodes, steps)
         return [
@@ -89,6 +96,7 @@ class Evaluator:
                 reason=episode.reason,
                 tokens=sum(len(turn.logprobs) for turn in episode.turns),
                 opening=episode.opening,
+                facts=facts[episode.task_id],
             )
             for episode, records in zip(episodes, steps, strict=True)
         ]
@@ -129,4 +137,5 @@ def _step(turn: Turn) -> StepRecord:
         explored=turn.explored,
         reply="\n".join(f"{m.get('name', m['role'])}: {m['content']}" for m in turn.replies),
         reward=turn.reward,
+        tool_error=turn.info.get("tool_error") if turn.info.get("tool") else None,
     )

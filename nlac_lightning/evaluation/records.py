@@ -31,6 +31,7 @@ class StepRecord:
         explored: the action came from exploration.
         reply: the environment's answer.
         reward: reward of this step.
+        tool_error: the action called a tool, and whether that failed; None for other actions.
     """
 
     action: str
@@ -46,6 +47,7 @@ class StepRecord:
     explored: bool = False
     reply: str = ""
     reward: float = 0.0
+    tool_error: bool | None = None
 
     @property
     def criticised(self) -> bool:
@@ -62,6 +64,7 @@ class EpisodeRecord:
         reason: why it ended, see :class:`nlac_lightning.replay.episode.Episode`.
         tokens: number of tokens that the policy generated.
         opening: the first state.
+        facts: what the environment knows of the task, see ``TextEnv.facts``.
     """
 
     task_id: str
@@ -73,6 +76,7 @@ class EpisodeRecord:
     reason: str
     tokens: int
     opening: list[Message] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

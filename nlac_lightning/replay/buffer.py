@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -220,13 +220,17 @@ class ReplayBuffer:
         """Highest episode id ever given; 0 before the first."""
         return self._meta("last_id")
 
-    def index(self, after: int = 0) -> BufferIndex:
-        """Episodes with an id above ``after`` and their numbers of turns."""
+    def index(self, after: int = 0, exclude: Sequence[str] = ()) -> BufferIndex:
+        """Episodes with an id above ``after`` and their numbers of turns.
+
+        Those that ended for a reason in ``exclude`` are left out.
+        """
+        kept = f"AND reason NOT IN ({', '.join('?' * len(exclude))}) " if exclude else ""
         with self._database.transaction() as connection:
             rows = connection.execute(
                 "SELECT id, num_turns FROM episodes WHERE evicted_by IS NULL AND id > ? "
-                "ORDER BY id",
-                (after,),
+                f"{kept}ORDER BY id",
+                (after, *exclude),
             ).fetchall()
             truncations = connection.execute("SELECT truncations FROM meta").fetchone()[0]
             oldest = _oldest(connection)

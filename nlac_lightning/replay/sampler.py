@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -65,6 +66,7 @@ class TransitionSampler:
             pairs share all but their last tokens, and teach a critic in its warm-up what matters;
             exploration that returns to known states, or several episodes of a task, make them.
         seed: another seed gives another sequence of batches.
+        exclude: episodes that ended for one of these reasons are never drawn.
 
     Raises:
         ConfigError: an unknown strategy or a size that is not positive.
@@ -79,6 +81,7 @@ class TransitionSampler:
         transitions_per_episode: int = 1,
         contrast_batches: int = 0,
         seed: int = 0,
+        exclude: Sequence[str] = (),
     ) -> None:
         check_sampling(
             batch_size, strategy, recency_half_life, transitions_per_episode, contrast_batches, seed
@@ -89,7 +92,8 @@ class TransitionSampler:
         self.per_episode = transitions_per_episode
         self.contrast_batches = contrast_batches
         self.seed = seed
-        self._index = buffer.index()
+        self.exclude = tuple(exclude)
+        self._index = buffer.index(exclude=self.exclude)
         self._cumulative = self._weights().cumsum()
 
     def draw(self, position: int) -> list[Key]:
@@ -159,9 +163,9 @@ class TransitionSampler:
     def _refresh(self) -> None:
         """Follow the buffer by reading only what was appended since the last draw."""
         old = self._index
-        new = self.buffer.index(after=int(old.ids[-1]) if len(old.ids) else 0)
+        new = self.buffer.index(int(old.ids[-1]) if len(old.ids) else 0, self.exclude)
         if new.truncations != old.truncations:
-            self._index = self.buffer.index()
+            self._index = self.buffer.index(exclude=self.exclude)
         elif len(new.ids) or new.oldest != old.oldest:
             keep = old.ids >= new.oldest
             self._index = new._replace(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import lightning
 
+from nlac_lightning.evaluation.breakdown import breakdown, breaks_down
 from nlac_lightning.evaluation.records import EvaluationResult
+from nlac_lightning.report.breakdown import breakdown_table
 from nlac_lightning.report.table import comparison_table
 from nlac_lightning.report.transcripts import write_html, write_text
 
@@ -27,8 +30,17 @@ def write_result(folder: Path, result: EvaluationResult, transcripts: int) -> No
 
 
 def write_comparison(folder: Path, results: Sequence[EvaluationResult]) -> str:
-    """Write ``table.txt`` with a column for each result; returns the table."""
+    """Write ``table.txt`` with a column for each result; returns the table.
+
+    Where tasks were played more than once or the environment knows facts about them,
+    ``breakdown.json`` holds success by groups of tasks, and the table has a part with it.
+    """
     table = comparison_table(results)
+    if any(breaks_down(result) for result in results):
+        found = {result.policy: breakdown(result) for result in results}
+        text = json.dumps({"format": 1, "policies": found}, indent=1)
+        (folder / "breakdown.json").write_text(text, encoding="utf-8")
+        table += "\n\n" + breakdown_table(results)
     (folder / "table.txt").write_text(table + "\n", encoding="utf-8")
     return table
 

@@ -55,14 +55,23 @@ def comparison_table(results: Sequence[EvaluationResult]) -> str:
     """
     summaries = [result.summary() for result in results]
     names = [one_line(result.policy, COLUMN_WIDTH) for result in results]
-    labels = ["", *(label for label, _ in ROWS)]
-    label_width = max(map(len, labels))
     columns = [
         [name, *(show(summary) for _, show in ROWS)]
         for name, summary in zip(names, summaries, strict=True)
     ]
-    widths = [max(map(len, column)) for column in columns]
+    blocks = [side_by_side(["", *(label for label, _ in ROWS)], columns)]
+    warnings = [
+        _wrapped(f"warning ({name}): {warning}")
+        for name, summary in zip(names, summaries, strict=True)
+        for warning in critic_warnings(summary)
+    ]
+    return "\n\n".join(blocks + (["\n".join(warnings)] if warnings else []))
 
+
+def side_by_side(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
+    """Columns beside their labels, the first row as heading; those that do not fit go below."""
+    label_width = max(map(len, labels))
+    widths = [max(map(len, column)) for column in columns]
     blocks: list[str] = []
     start = 0
     while start < len(columns):
@@ -77,12 +86,7 @@ def comparison_table(results: Sequence[EvaluationResult]) -> str:
         lines.insert(1, "-" * width)
         blocks.append("\n".join(lines))
         start = stop
-    warnings = [
-        _wrapped(f"warning ({name}): {warning}")
-        for name, summary in zip(names, summaries, strict=True)
-        for warning in critic_warnings(summary)
-    ]
-    return "\n\n".join(blocks + (["\n".join(warnings)] if warnings else []))
+    return "\n\n".join(blocks)
 
 
 def critic_warnings(summary: Summary) -> list[str]:

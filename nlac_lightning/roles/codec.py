@@ -42,6 +42,11 @@ class Codec(ABC):
     def _format(self) -> str:
         return ""
 
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's chat template where messages follow it."""
+        return None
+
     def text(self, text: str, control: bool = False) -> Ids:
         """Ids of a text; control tokens in it count as such only with ``control``."""
         encoded = self.tokenizer(
@@ -155,6 +160,10 @@ class ChatCodec(Codec):
 
     def _format(self) -> str:
         return repr(sorted(self._around.items())) + self._header
+
+    @property
+    def chat_template(self) -> str | None:
+        return str(self.tokenizer.chat_template)
 
     def message(self, message: Message) -> Ids:
         role = message["role"] if message["role"] in self._ids else "user"

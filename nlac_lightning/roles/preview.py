@@ -54,6 +54,7 @@ def preview(arguments: list[str]) -> None:
     module, data = line.model, line.datamodule
     assert isinstance(module, Algorithm) and isinstance(data, ReplayDataModule)
     module.configure_model()
+    data.env.meet(module.roles.codec.chat_template)
     episode = _episode(module, data.env)
     # The turn before the last has a next state, which the backup needs.
     state = episode.transition(max(len(episode.turns) - 2, 0))

@@ -149,6 +149,13 @@ class Roles:
             return text.strip()
         return split_thought(text)[1]
 
+    def completion(self, action: str, thought: str = "") -> Completion:
+        """An action that was not sampled, as the policy would have written it."""
+        if self.config.action == "plain" or self.codec.kind == "plain":
+            return self.codec.given(action)
+        lead = f"Thought: {thought.strip()}\n" if thought.strip() else ""
+        return self.codec.given(f"{lead}Action: {action}")
+
     def verdict(self, critique: Completion) -> Verdict:
         """Read a critique; a cut-off one still counts if it says good or bad."""
         found = find_verdict(critique.text)

@@ -1,7 +1,5 @@
 """The user side of a dialogue environment: one interface for scripted, local and remote users."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,5 +52,5 @@ class User(Protocol):
     """Whoever talks to the agent."""
 
     def start(self, task: UserTask, seed: int) -> UserSession:
-        """Begin a dialogue. Equal tasks, seeds and messages should give equal replies."""
+        """Begin a dialogue."""
         ...
