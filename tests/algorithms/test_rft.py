@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import lightning
+import pytest
 
 from nlac_lightning.algorithms.base import OptimizerConfig
 from nlac_lightning.algorithms.rft import RFT
