@@ -25,6 +25,9 @@ from nlac_lightning.roles.roles import Roles
 
 log = logging.getLogger(__name__)
 
+FAILED = "failed"
+"""Finish reason of a completion that could not be had; its text says why, its ids are empty."""
+
 
 @dataclass
 class RolloutLimits:
@@ -265,15 +268,18 @@ class Rollout:
 
     def _advance(self, run: Live, completion: Completion, explored: bool, version: int) -> None:
         codec = self.roles.codec
-        text = completion.text
-        action = text if explored else self.roles.action(text)
-        step = self._step(run, action)
+        if completion.finish_reason == FAILED:
+            action, step = "", _policy_failed(completion.text)
+            completion = Completion((), "", (), FAILED)
+        else:
+            action = completion.text if explored else self.roles.action(completion.text)
+            step = self._step(run, action)
         head = codec.header()
         sampled = head + completion.ids
         delta = sampled + codec.close(completion) + codec.messages(step.messages)
         turn = Turn(
             action=action,
-            completion=text.strip(),
+            completion=completion.text.strip(),
             delta_ids=delta,
             action_start=len(head),
             action_end=len(sampled),
@@ -350,3 +356,9 @@ class Rollout:
             turns=run.turns,
             reason=reason,
         )
+
+
+def _policy_failed(why: str) -> Step:
+    """The last step of an episode whose policy could not be asked (an endpoint that is down)."""
+    info = {"valid": False, "error": why, "reason": "policy_failed"}
+    return Step([], truncated=True, info=info)

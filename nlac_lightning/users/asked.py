@@ -12,7 +12,8 @@ _REQUEST = re.compile(
 )
 _CONFIRM = re.compile(
     r"\bconfirm|\bproceed|\bgo ahead|\byes\b.{0,12}\bno\b|\b(?:is|are) (?:this|that|these|you) "
-    r"(?:correct|right|ok|okay|sure|all right)|\b(?:shall|should|may|can) i\b|"
+    r"(?:correct|right|ok|okay|sure|all right)|\b(?:shall|should) i\b|"
+    r"\b(?:may|can) i (?:go|proceed|continue|process|make|book|cancel)\b|"
     r"\bwould you like (?:me )?to\b|\bdo you want (?:me )?to\b",
     re.IGNORECASE,
 )

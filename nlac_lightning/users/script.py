@@ -14,7 +14,7 @@ from nlac_lightning.users.base import UserTask
 
 Trigger = Literal["confirm", "refuse", "asked", "said"]
 
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z(\"'])|\n+")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z(\"'])|\n\s*\n")
 _CONDITION = re.compile(
     r"^(?:but |and |however,? )*(?:only )?(?:if|when|whenever|in case)\b(?P<if>.+?)"
     r"(?:, (?:then )?| then )(?P<then>.+)$",
@@ -23,7 +23,7 @@ _CONDITION = re.compile(
 _EMBEDDED = re.compile(r"^(?P<wish>.+?)[,;.] (?:but |and )?(?P<rest>(?:if|when) .+)$", re.I | re.S)
 _CONFIRM = re.compile(r"\bconfirm", re.IGNORECASE)
 _REFUSED = re.compile(
-    r"can ?not|can't|n't (?:be|able|allow|possible)|not (?:possible|be |allow|able|help)|unable|"
+    r"^ (?:not|that fails)$|can ?not|can't|n't (?:be|able|allow|possible)|not (?:possible|be |allow|able|help)|unable|"
     r"impossible|den(?:y|ies)|refuse|fails?\b|not going",
     re.IGNORECASE,
 )
@@ -36,7 +36,7 @@ _HIDDEN = re.compile(r"\b(?:not|n't|never) (?:\w+ ){0,2}(?:reveal|mention|tell|d
 _STAGE = re.compile(
     r"^(?:you(?:'re| are) (?:an? )?(?:very |extremely |quite |really )*(?:\w+)(?: (?:person|customer|"
     r"user)\b.*|(?:,| and| but|\.|$).*)|(?:make|mention|speak|respond|act|be|keep|try to get|under no)\b"
-    r".*|.*\b(?:the agent|this is)\b.*)$",
+    r".*|if (?:so|that is possible|relevant)\b.*|.*\b(?:do not|don't) end the conversation\b.*)$",
     re.IGNORECASE | re.DOTALL,
 )
 """How the customer is and plays the part, as against what the customer wants."""
@@ -122,7 +122,7 @@ def _sort(
     elif _HIDDEN.search(sentence):
         details.append(first_person(re.sub(r",? but do not reveal.*$", "", sentence).strip("().")))
     elif not _STAGE.match(sentence):
-        spoken.append(first_person(sentence))
+        spoken.append(spoken_words(sentence))
 
 
 def _reaction(condition: str, consequence: str) -> Reaction | None:
@@ -136,14 +136,26 @@ def _reaction(condition: str, consequence: str) -> Reaction | None:
     ) <= 4):
         return Reaction("refuse", frozenset(), text)
     if asked:
-        return Reaction("asked", content_words(asked["what"]), text)
+        words = content_words(asked["what"]) or content_words(consequence)
+        return Reaction("asked", words, text)
     if says:
         return Reaction("said", content_words(says["what"]), text)
     return None
 
 
-_LEADS = (
+_MOODS = (
     (re.compile(r"^(?:suddenly )?change your mind(?: and|,)? ", re.I), "I changed my mind. "),
+    (
+        re.compile(
+            r"^you (?:are|get|become) (?:\w+ )?(?:angry|upset|mad|frustrated)\b[^,]*?(?:,| and)"
+            r"(?: and)?(?: then)? (?=\w+ )",
+            re.I,
+        ),
+        "I am upset about this. ",
+    ),
+    (re.compile(r"^swear\b[^,]*, then ", re.I), ""),
+)
+_LEADS = (
     (
         re.compile(
             r"^(?:you )?(?:then )?(?:also )?(?:would |can |should )?(?:say|mention|reply|answer|tell "
@@ -152,7 +164,7 @@ _LEADS = (
         ),
         "",
     ),
-    (re.compile(r"^(?:you )?(?:then )?(?:ask|want to ask) (?:them |the agent )?(?:for|to be) ", re.I),
+    (re.compile(r"^(?:you )?(?:then )?(?:ask|want to ask) (?:them |the agent )?(?:for|(?=to be)) ?", re.I),
      "I would like "),
     (re.compile(r"^(?:you )?(?:then )?ask (?:the agent )?(?:if|whether) ", re.I),
      "I would like to know whether "),
@@ -160,6 +172,8 @@ _LEADS = (
     (re.compile(r"^(?:you )?(?:then )?ask (?:the agent )?(?=how|what|which|when)", re.I),
      "I would like to know "),
     (re.compile(r"^insist (?:on|persistently on) ", re.I), "I insist on "),
+    (re.compile(r"^(?:you )?provide (?:that |the )?(?=\W*\w*\d)", re.I), "It is "),
+    (re.compile(r"^respond (?:exactly )?with:? ", re.I), ""),
 )
 
 
@@ -167,13 +181,12 @@ def spoken_words(text: str) -> str:
     """The consequence of a condition as the customer says it: no stage direction, first person."""
     text = text.strip().strip("\"'")
     prefix = ""
+    for pattern, words in _MOODS:
+        if pattern.match(text):
+            prefix, text = prefix + words, pattern.sub("", text, count=1)
     for pattern, words in _LEADS:
         if pattern.match(text):
-            rest = pattern.sub("", text, count=1)
-            if words == "I changed my mind. ":
-                prefix, text = words, rest
-                continue
-            text = words + rest
+            text = words + pattern.sub("", text, count=1)
             break
     said = first_person(text)
     return prefix + said[:1].upper() + said[1:]
@@ -189,7 +202,7 @@ _PERSON = (
     (r"\byourself\b", "myself"),
     (r"\byours\b", "mine"),
     (r"\byour\b", "my"),
-    (r"\b(tells?|told|asks?|asked|gives?|gave|for|to|from|with|let|lets|help|about|of) you\b", r"\1 me"),
+    (r"\b(tells?|told|asks?|asked|gives?|gave|saves?|made|makes|provides?|offers?|for|to|from|with|let|lets|help|about|of) you\b", r"\1 me"),
     (r"\byou\b", "I"),
     (r"\bthe (?:service |customer service )?agent's\b", "your"),
     (r"\bthe (?:service |customer service )?agent (says|asks|tells|can|is|insists|does)\b", r"you \1"),

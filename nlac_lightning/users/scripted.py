@@ -20,6 +20,7 @@ _NAME = re.compile(r"\b(?:[Yy]ou(?:r)? name is|[Yy]ou are|[Yy]ou're) (?P<name>[A
 _NO_TRANSFER = re.compile(
     r"(?:not|n't|no circumstances)\b[^.]*\btransfer", re.IGNORECASE | re.DOTALL
 )
+_LETS_GO = re.compile(r"\b(?:move on|accept (?:it|this|that)|end the (?:call|conversation))\b", re.I)
 GOODBYE = "Thank you, that is all. Goodbye."
 
 
@@ -76,11 +77,13 @@ class ScriptedSession:
         words: list[str] = []
         reaction = self._take_reaction(heard, agent_message)
         if reaction:
+            if _LETS_GO.search(reaction.text):
+                return self._let_go()
             words.append(reaction.text)
             self._open_kinds |= wished(reaction.text)
         words += self._facts(heard)
         if not words and heard.refused and not heard.confirm:
-            return self._refused(heard)
+            return self._refused()
         if not words and heard.confirm:
             words.append(self._consent(agent_message))
         if not words and heard.asks:
@@ -88,7 +91,7 @@ class ScriptedSession:
         if words:
             return self._say(" ".join(words))
         if heard.more or heard.done:
-            return self._settle(heard)
+            return self._settle()
         return self._say("Okay.")
 
     def close(self) -> None:
@@ -166,19 +169,21 @@ class ScriptedSession:
             return f"I leave that to you. {self._wish}"
         return "I do not know that."
 
-    def _refused(self, heard: Heard) -> UserReply:
+    def _refused(self) -> UserReply:
         if self._patience["refused"] > 0:
             self._patience["refused"] -= 1
             return self._say(f"Is there really no way? {self._wish}")
-        self._open_kinds.clear()
+        return self._let_go()
+
+    def _let_go(self) -> UserReply:
+        """What was refused is no longer waited for; if nothing else is, the dialogue ends."""
         return self._say("I see. " + GOODBYE, stop=True)
 
-    def _settle(self, heard: Heard) -> UserReply:
+    def _settle(self) -> UserReply:
         """The agent is done, or thinks so: leave, or remind it of what is missing."""
+        # a question is answered once the agent offers more help, an action once it is reported
         if not self._open_kinds and (self._settled or not self._wants_action):
-            # a purely informational wish needs the offer of more help, not just any answer
-            if heard.more or self._settled:
-                return self._say(GOODBYE, stop=True)
+            return self._say(GOODBYE, stop=True)
         if self._patience["reminded"] > 0:
             self._patience["reminded"] -= 1
             missing = [w for w in self.script.wishes if wished(w) & self._open_kinds]
