@@ -21,7 +21,7 @@ from nlac_lightning.errors import require_choice, require_positive
 from nlac_lightning.generation.base import Completion, Generator
 from nlac_lightning.replay.episode import Episode, Turn
 from nlac_lightning.roles.codec import Codec, Ids
-from nlac_lightning.roles.roles import Roles
+from nlac_lightning.roles.roles import Prompt, Roles
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,19 @@ class ModelActor:
         if completions:
             self.version = completions[0].version
         return completions
+
+    def reflect(self, episodes: Sequence[Episode], instruction: str, seed: int) -> list[str]:
+        """The model's answer to an instruction after each whole episode (a lesson from it)."""
+        requests = [
+            replace(
+                self.roles.request(
+                    "policy", Prompt(()), seed=seed, adapter=self.adapter, **self.changes
+                ),
+                ids=e.state_ids(len(e.turns)) + self.roles.codec.instruction(instruction),
+            )
+            for e in episodes
+        ]
+        return [completion.text.strip() for completion in self.generator.generate(requests)]
 
 
 class OracleActor:
