@@ -71,8 +71,10 @@ class ReAct(Algorithm):
             used = ", ".join(f"{n} {name}" for name, n in sorted(self._client.counts.items()))
             self._comparison += f"\nendpoint: {used or 'not asked'}"
 
-    def on_fit_start(self) -> None:
-        raise ConfigError("model.class_path", "ReAct trains nothing", "use nlac test")
+    def setup(self, stage: str) -> None:
+        """Refuse to train before a callback empties a buffer or loads anything."""
+        if stage == "fit":
+            raise ConfigError("model.class_path", "ReAct trains nothing", "use nlac test")
 
     def training_step(self, *args: Any, **kwargs: Any) -> None:
         """Never reached."""

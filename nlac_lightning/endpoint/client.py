@@ -91,7 +91,7 @@ class EndpointClient:
         """
         body = self._body(messages, sampling or Sampling(), seed)
         request = {"url": self.config.url, "body": body}
-        known = self.cache.get(request) if self.cache else None
+        known = self.cache.get(request) if self.cache is not None else None
         if known is not None:
             self._count(cached=1)
             return Answer(**known, cached=True)
@@ -103,7 +103,7 @@ class EndpointClient:
         self._count(
             prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens
         )
-        if self.cache:
+        if self.cache is not None:
             fields = {k: v for k, v in asdict(answer).items() if k != "cached"}
             # a twin asked at the same time may have come first: all see the same answer
             answer = Answer(**self.cache.put(request, fields))
