@@ -33,8 +33,8 @@ class EndpointActor:
     ) -> None:
         self.client, self.roles = client, roles
         sampling = roles.settings("policy").sampling
-        self.sampling = sampling if temperature is None else replace(
-            sampling, temperature=temperature
+        self.sampling = (
+            sampling if temperature is None else replace(sampling, temperature=temperature)
         )
         self._instruction = roles.templates["policy"]
 
@@ -79,7 +79,9 @@ def chat_messages(messages: Sequence[Message]) -> list[Message]:
         role, content = message["role"], message["content"]
         if role == "tool":
             content = f"[{message.get('name', 'tool')}] {content}"
-        out.append({"role": role if role in ("system", "assistant") else "user", "content": content})
+        out.append(
+            {"role": role if role in ("system", "assistant") else "user", "content": content}
+        )
     return out
 
 

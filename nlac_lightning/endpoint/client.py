@@ -100,9 +100,7 @@ class EndpointClient:
             self._count(**{"failed": 1, f"failed/{answer.failed.split()[0].rstrip(':')}": 1})
             log.warning("%s gave no answer: %s", self.config.base_url, answer.failed)
             return answer
-        self._count(
-            prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens
-        )
+        self._count(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
         if self.cache is not None:
             fields = {k: v for k, v in asdict(answer).items() if k != "cached"}
             # a twin asked at the same time may have come first: all see the same answer
@@ -118,9 +116,7 @@ class EndpointClient:
         """Complete several conversations, ``parallel`` at a time; the result has their order."""
         chosen = seeds or [None] * len(conversations)
         with ThreadPoolExecutor(self.config.parallel) as pool:
-            return list(
-                pool.map(lambda c, s: self.chat(c, sampling, s), conversations, chosen)
-            )
+            return list(pool.map(lambda c, s: self.chat(c, sampling, s), conversations, chosen))
 
     def _body(
         self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, seed: int | None
@@ -172,9 +168,7 @@ class EndpointClient:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         try:
-            response = post(
-                self.config.url, body, headers, self.config.connect_seconds, seconds
-            )
+            response = post(self.config.url, body, headers, self.config.connect_seconds, seconds)
         except TimeoutError as error:
             return Answer("", failed=f"timeout: {error}"), 0.0
         except (OSError, http.client.HTTPException, ValueError) as error:

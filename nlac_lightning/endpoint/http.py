@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message as Headers
 from urllib.parse import urlsplit
@@ -51,10 +52,8 @@ def post(
 
         def cut() -> None:
             expired.set()
-            try:  # the base class's: an SSL socket's own would wait for the other thread
+            with suppress(OSError):  # an SSL socket's own shutdown would touch the reader's state
                 socket.socket.shutdown(plain, socket.SHUT_RDWR)
-            except OSError:
-                pass
 
         plain.settimeout(seconds)
         timer = threading.Timer(seconds, cut)

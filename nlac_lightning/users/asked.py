@@ -23,8 +23,9 @@ _ELSE = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(
-    r"\b(?:cannot|can ?not|can't|unable to|not able to|not possible|impossible|not (?:eligible|allowed|"
-    r"permitted)|isn't possible|won't be able|don't have the ability|couldn't|could not)\b|"
+    r"\b(?:cannot|can ?not|can't|unable to|not able to|not possible|impossible|"
+    r"not (?:eligible|allowed|permitted)|isn't possible|won't be able|"
+    r"don't have the ability|couldn't|could not)\b|"
     r"\bunfortunately\b|against (?:our |the )?policy|\b(?:must|have to) (?:deny|decline)",
     re.IGNORECASE,
 )
@@ -49,18 +50,19 @@ _DONE = re.compile(
     r"(?P<verb>processed|completed?|confirmed|initiated|placed|submitted|set|done|sent|issued|applied|"
     r"added|removed|cancell?ed|modified|updated|changed|exchanged|returned|refunded|booked|reserved|"
     r"upgraded|downgraded)\b|\bsuccessful(?:ly)?\b|\ball set\b|"
-    r"\bi(?:'ve| have) (?:now |just |successfully )*(?:processed|completed|cancell?ed|modified|updated|"
-    r"changed|exchanged|returned|refunded|booked|upgraded|added|issued)\b",
+    r"\bi(?:'ve| have) (?:now |just |successfully )*(?:processed|completed|cancell?ed|modified|"
+    r"updated|changed|exchanged|returned|refunded|booked|upgraded|added|issued)\b",
     re.IGNORECASE,
 )
 _NOT_DONE = re.compile(
-    r"\b(?:will|would|once|after|before|if|when|could|not|n't|cannot|to be|should|want|like)\b|n't\b",
+    r"\b(?:will|would|once|after|before|if|when|could|not|n't|cannot|to be|should|want|like)\b|"
+    r"n't\b",
     re.IGNORECASE,
 )
 _GENERIC = re.compile(r"\brequests?\b|\beverything\b|\ball set\b|\ball done\b", re.IGNORECASE)
 TRANSFER = re.compile(
-    r"(?:being|have been|has been) transferred|transferring you|transfer(?:red)? you to a human agent\.|"
-    r"please hold on",
+    r"(?:being|have been|has been) transferred|transferring you|"
+    r"transfer(?:red)? you to a human agent\.|please hold on",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -70,7 +72,8 @@ SLOTS: dict[str, str] = {
     "email address": r"e-?mail",
     "zip code": r"\bzip|post(?:al)? ?code",
     "name": r"(?:your|full|first|last|the) (?:and last )?names?\b|name and",
-    "order number": r"order (?:id|number|#)|order's (?:id|number)|which order|number of (?:the|your) order",
+    "order number": r"order (?:id|number|#)|order's (?:id|number)|which order|"
+    r"number of (?:the|your) order",
     "reservation number": r"reservation (?:id|number|code)|confirmation (?:number|code)|"
     r"booking (?:id|reference|number)|which reservation|reservation you",
 }
@@ -111,7 +114,9 @@ def hear(message: str) -> Heard:
     for sentence in parts:
         found = _DONE.search(sentence)
         if found and "?" not in sentence and not _NOT_DONE.search(sentence[: found.end()]):
-            kinds = {k for k, words in _VERBS.items() if re.search(rf"\b(?:{words})\b", sentence, re.I)}
+            kinds = {
+                k for k, words in _VERBS.items() if re.search(rf"\b(?:{words})\b", sentence, re.I)
+            }
             done |= kinds or {"any"}
             if _GENERIC.search(sentence) and not kinds:
                 done |= set(_VERBS)

@@ -135,7 +135,7 @@ class LocalUser:
         temperature: 0 is greedy.
         max_new_tokens: longest message.
         max_tokens: longest conversation; beyond it the user fails, by name.
-        format: ``chat``, ``plain`` or ``auto``: see :class:`~nlac_lightning.roles.roles.RolesConfig`.
+        format: ``chat``, ``plain`` or ``auto``, as for the roles.
     """
 
     def __init__(

@@ -23,7 +23,8 @@ _CONDITION = re.compile(
 _EMBEDDED = re.compile(r"^(?P<wish>.+?)[,;.] (?:but |and )?(?P<rest>(?:if|when) .+)$", re.I | re.S)
 _CONFIRM = re.compile(r"\bconfirm", re.IGNORECASE)
 _REFUSED = re.compile(
-    r"^ (?:not|that fails)$|can ?not|can't|n't (?:be|able|allow|possible)|not (?:possible|be |allow|able|help)|unable|"
+    r"^ (?:not|that fails)$|can ?not|can't|n't (?:be|able|allow|possible)|"
+    r"not (?:possible|be |allow|able|help)|unable|"
     r"impossible|den(?:y|ies)|refuse|fails?\b|not going",
     re.IGNORECASE,
 )
@@ -34,19 +35,22 @@ _SAYS = re.compile(
 )
 _HIDDEN = re.compile(r"\b(?:not|n't|never) (?:\w+ ){0,2}(?:reveal|mention|tell|disclose)", re.I)
 _STAGE = re.compile(
-    r"^(?:you(?:'re| are) (?:an? )?(?:very |extremely |quite |really )*(?:\w+)(?: (?:person|customer|"
-    r"user)\b.*|(?:,| and| but|\.|$).*)|(?:make|mention|speak|respond|act|be|keep|try to get|under no)\b"
-    r".*|if (?:so|that is possible|relevant)\b.*|.*\b(?:do not|don't) end the conversation\b.*)$",
+    r"^(?:you(?:'re| are) (?:an? )?(?:very |extremely |quite |really )*(?:\w+)"
+    r"(?: (?:person|customer|user)\b.*|(?:,| and| but|\.|$).*)|"
+    r"(?:make|mention|speak|respond|act|be|keep|try to get|under no)\b.*|"
+    r"if (?:so|that is possible|relevant)\b.*|.*\b(?:do not|don't) end the conversation\b.*)$",
     re.IGNORECASE | re.DOTALL,
 )
 """How the customer is and plays the part, as against what the customer wants."""
 
 _WORD = re.compile(r"[a-z0-9#]+")
 _COMMON = frozenset(
-    "a an and any are as at be been but by can could did do does for from had has have how i if in "
-    "is it its just like me my no not of on one or our please so some that the their them then "
-    "there they this to want was we were what when which who will with would you your yes also "
-    "agent ask asks asked say says tell tells mention provide help need know".split()
+    _WORD.findall(
+        "a an and any are as at be been but by can could did do does for from had has have how "
+        "i if in is it its just like me my no not of on one or our please so some that the their "
+        "them then there they this to want was we were what when which who will with would you "
+        "your yes also agent ask asks asked say says tell tells mention provide help need know"
+    )
 )
 
 
@@ -101,9 +105,7 @@ def read_script(task: UserTask) -> Script:
     return Script(tuple(wishes), tuple(details), tuple(reactions), task.unknown_info, facts)
 
 
-def _sort(
-    sentence: str, spoken: list[str], details: list[str], reactions: list[Reaction]
-) -> None:
+def _sort(sentence: str, spoken: list[str], details: list[str], reactions: list[Reaction]) -> None:
     condition = _CONDITION.match(sentence)
     embedded = None if condition else _EMBEDDED.match(sentence)
     if condition:
@@ -131,9 +133,9 @@ def _reaction(condition: str, consequence: str) -> Reaction | None:
     asked, says = _ASKED.search(condition), _SAYS.search(condition)
     if asked and _CONFIRM.search(condition):
         return Reaction("confirm", frozenset(), text)
-    if _REFUSED.search(condition) and (says or re.search(_AGENT, condition, re.I) or len(
-        condition.split()
-    ) <= 4):
+    if _REFUSED.search(condition) and (
+        says or re.search(_AGENT, condition, re.I) or len(condition.split()) <= 4
+    ):
         return Reaction("refuse", frozenset(), text)
     if asked:
         words = content_words(asked["what"]) or content_words(consequence)
@@ -158,19 +160,29 @@ _MOODS = (
 _LEADS = (
     (
         re.compile(
-            r"^(?:you )?(?:then )?(?:also )?(?:would |can |should )?(?:say|mention|reply|answer|tell "
-            r"(?:the agent|them|him|her)|explain|state)(?: that)?:? ",
+            r"^(?:you )?(?:then )?(?:also )?(?:would |can |should )?"
+            r"(?:say|mention|reply|answer|tell (?:the agent|them|him|her)|explain|state)"
+            r"(?: that)?:? ",
             re.I,
         ),
         "",
     ),
-    (re.compile(r"^(?:you )?(?:then )?(?:ask|want to ask) (?:them |the agent )?(?:for|(?=to be)) ?", re.I),
-     "I would like "),
-    (re.compile(r"^(?:you )?(?:then )?ask (?:the agent )?(?:if|whether) ", re.I),
-     "I would like to know whether "),
+    (
+        re.compile(
+            r"^(?:you )?(?:then )?(?:ask|want to ask) (?:them |the agent )?(?:for|(?=to be)) ?",
+            re.I,
+        ),
+        "I would like ",
+    ),
+    (
+        re.compile(r"^(?:you )?(?:then )?ask (?:the agent )?(?:if|whether) ", re.I),
+        "I would like to know whether ",
+    ),
     (re.compile(r"^(?:you )?(?:then )?ask (?:the agent )?to ", re.I), "Please "),
-    (re.compile(r"^(?:you )?(?:then )?ask (?:the agent )?(?=how|what|which|when)", re.I),
-     "I would like to know "),
+    (
+        re.compile(r"^(?:you )?(?:then )?ask (?:the agent )?(?=how|what|which|when)", re.I),
+        "I would like to know ",
+    ),
     (re.compile(r"^insist (?:on|persistently on) ", re.I), "I insist on "),
     (re.compile(r"^(?:you )?provide (?:that |the )?(?=\W*\w*\d)", re.I), "It is "),
     (re.compile(r"^respond (?:exactly )?with:? ", re.I), ""),
@@ -202,10 +214,17 @@ _PERSON = (
     (r"\byourself\b", "myself"),
     (r"\byours\b", "mine"),
     (r"\byour\b", "my"),
-    (r"\b(tells?|told|asks?|asked|gives?|gave|saves?|made|makes|provides?|offers?|for|to|from|with|let|lets|help|about|of) you\b", r"\1 me"),
+    (
+        r"\b(tells?|told|asks?|asked|gives?|gave|saves?|made|makes|provides?|offers?|"
+        r"for|to|from|with|let|lets|help|about|of) you\b",
+        r"\1 me",
+    ),
     (r"\byou\b", "I"),
     (r"\bthe (?:service |customer service )?agent's\b", "your"),
-    (r"\bthe (?:service |customer service )?agent (says|asks|tells|can|is|insists|does)\b", r"you \1"),
+    (
+        r"\bthe (?:service |customer service )?agent (says|asks|tells|can|is|insists|does)\b",
+        r"you \1",
+    ),
     (r"\bthe (?:service |customer service )?agent\b", "you"),
 )
 

@@ -20,7 +20,9 @@ _NAME = re.compile(r"\b(?:[Yy]ou(?:r)? name is|[Yy]ou are|[Yy]ou're) (?P<name>[A
 _NO_TRANSFER = re.compile(
     r"(?:not|n't|no circumstances)\b[^.]*\btransfer", re.IGNORECASE | re.DOTALL
 )
-_LETS_GO = re.compile(r"\b(?:move on|accept (?:it|this|that)|end the (?:call|conversation))\b", re.I)
+_LETS_GO = re.compile(
+    r"\b(?:move on|accept (?:it|this|that)|end the (?:call|conversation))\b", re.I
+)
 GOODBYE = "Thank you, that is all. Goodbye."
 
 

@@ -20,9 +20,7 @@ from nlac_lightning.roles.codec import make_codec
 Behaviour = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
-def send(
-    handler: BaseHTTPRequestHandler, status: int, body: bytes | str, **headers: str
-) -> None:
+def send(handler: BaseHTTPRequestHandler, status: int, body: bytes | str, **headers: str) -> None:
     data = body.encode() if isinstance(body, str) else body
     handler.send_response(status)
     for name, value in headers.items():

@@ -51,7 +51,8 @@ def test_a_real_model_answers_and_a_second_run_asks_the_disk(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"messages": [1]}', b'{"messages": [], "max_tokens": -1}', b"\xff"]
+    "body",
+    [b"", b"[]", b"{}", b'{"messages": [1]}', b'{"messages": [], "max_tokens": -1}', b"\xff"],
 )
 def test_the_server_refuses_what_is_no_request(real_server: str, body: bytes) -> None:
     request = urllib.request.Request(f"{real_server}/chat/completions", body, method="POST")
@@ -115,7 +116,8 @@ def test_what_cannot_pass_is_not_tried_again(faults: Any, status: int) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [HTML[1], "", "null", "[]", "{}", '{"choices": []}', '{"choices": [{"message": {"content": [1]}}]}',
+    [HTML[1], "", "null", "[]", "{}", '{"choices": []}',
+     '{"choices": [{"message": {"content": [1]}}]}',
      '{"choices": "x"}', "[" * 100_000, b"\xff\xfe\x00"],
 )  # fmt: skip
 def test_garbage_is_a_named_failure(faults: Any, body: Any) -> None:
@@ -142,7 +144,9 @@ def test_the_budget_counts_tries_but_not_the_cache(faults: Any, tmp_path: Path) 
     faults.plan = [(500, "", {}), (200, faults.answer("fine"), {})]
     asked = client(faults.url, max_requests=2, cache=str(tmp_path / "a.sqlite"))
     assert asked.chat(HELLO).text == "fine"
-    assert asked.chat([{"role": "user", "content": "more"}]).failed == "budget of 2 requests is spent"
+    assert (
+        asked.chat([{"role": "user", "content": "more"}]).failed == "budget of 2 requests is spent"
+    )
     assert asked.chat(HELLO).cached and len(faults.requests) == 2
 
 
@@ -193,9 +197,7 @@ def test_the_key_is_sent_and_shown_nowhere(
     faults.plan = [(200, echo, {}), (401, f"bad key {SECRET}", {}), (200, f"<b>{SECRET}", {})]
     cache = tmp_path / "a.sqlite"
     with caplog.at_level(logging.DEBUG):
-        asked = client(
-            faults.url, api_key_env="NLAC_TEST_KEY", cache=str(cache), retries=0
-        )
+        asked = client(faults.url, api_key_env="NLAC_TEST_KEY", cache=str(cache), retries=0)
         answers = [asked.chat([{"role": "user", "content": str(n)}]) for n in range(3)]
     assert faults.keys == [f"Bearer {SECRET}"] * 3
     assert answers[0].text == "your key is [key]" and all(a.failed for a in answers[1:])

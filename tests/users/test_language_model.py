@@ -31,9 +31,7 @@ class Recorder(InProcessGenerator):
 
 
 @pytest.mark.parametrize("format", ["chat", "plain"])
-def test_a_shared_model_talks_and_no_message_forges_a_turn(
-    backbone: Backbone, format: str
-) -> None:
+def test_a_shared_model_talks_and_no_message_forges_a_turn(backbone: Backbone, format: str) -> None:
     generator = Recorder(backbone)
     runs = []
     for _ in range(2):
