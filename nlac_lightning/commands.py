@@ -1,4 +1,4 @@
-"""The small commands: ``nlac replay | roles | plot | compare | export``."""
+"""The small commands: ``nlac replay | roles | plot | compare | export | serve``."""
 
 from __future__ import annotations
 
@@ -117,10 +117,32 @@ def roles(arguments: list[str]) -> None:
     preview(with_config_paths(arguments))
 
 
+def serve(arguments: list[str]) -> None:
+    """``nlac serve --model NAME``: a small OpenAI-compatible chat server on a local model."""
+    from nlac_lightning.backbone import Backbone, BackboneConfig
+    from nlac_lightning.endpoint.serve import ChatServer
+    from nlac_lightning.generation.in_process import InProcessGenerator
+    from nlac_lightning.roles.codec import make_codec
+
+    parser = argparse.ArgumentParser("nlac serve", description="Serve a model on HTTP.")
+    parser.add_argument("--model", default=BackboneConfig.name, help="folder, hub id or name")
+    parser.add_argument("--host", default="127.0.0.1", help="there is no password: keep it local")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max_tokens", type=int, default=8192, help="prompt and answer together")
+    options = parser.parse_args(arguments)
+    backbone = Backbone(BackboneConfig(options.model))
+    codec = make_codec("auto", backbone.tokenizer)
+    chat = ChatServer(InProcessGenerator(backbone), codec, options.model, options.max_tokens)
+    with chat.listen(options.host, options.port) as server:
+        print(f"http://{options.host}:{server.server_address[1]}/v1", flush=True)
+        server.serve_forever()
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "replay": replay,
     "plot": plot,
     "compare": compare,
     "export": export,
     "roles": roles,
+    "serve": serve,
 }

@@ -23,9 +23,12 @@ from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import Completion, Generator
 from nlac_lightning.replay.episode import Episode, Transition, Turn
 from nlac_lightning.roles.codec import Codec, Ids
-from nlac_lightning.roles.roles import Roles
+from nlac_lightning.roles.roles import Prompt, Roles
 
 log = logging.getLogger(__name__)
+
+FAILED = "failed"
+"""Finish reason of a completion that could not be had; its text says why, its ids are empty."""
 
 
 @dataclass
@@ -156,6 +159,19 @@ class ModelActor:
         if completions:
             self.version = completions[0].version
         return completions
+
+    def reflect(self, episodes: Sequence[Episode], instruction: str, seed: int) -> list[str]:
+        """The model's answer to an instruction after each whole episode (a lesson from it)."""
+        requests = [
+            replace(
+                self.roles.request(
+                    "policy", Prompt(()), seed=seed, adapter=self.adapter, **self.changes
+                ),
+                ids=e.state_ids(len(e.turns)) + self.roles.codec.instruction(instruction),
+            )
+            for e in episodes
+        ]
+        return [completion.text.strip() for completion in self.generator.generate(requests)]
 
 
 class OracleActor:
@@ -339,15 +355,18 @@ class Rollout:
 
     def _advance(self, run: Live, completion: Completion, explored: bool, version: int) -> None:
         codec = self.roles.codec
-        text = completion.text
-        action = text if explored else self.roles.action(text)
-        step = self._step(run, action)
+        if completion.finish_reason == FAILED:
+            action, step = "", _policy_failed(completion.text)
+            completion = Completion((), "", (), FAILED)
+        else:
+            action = completion.text if explored else self.roles.action(completion.text)
+            step = self._step(run, action)
         head = codec.header()
         sampled = head + completion.ids
         delta = sampled + codec.close(completion) + codec.messages(step.messages)
         turn = Turn(
             action=action,
-            completion=text.strip(),
+            completion=completion.text.strip(),
             delta_ids=delta,
             action_start=len(head),
             action_end=len(sampled),
@@ -424,3 +443,9 @@ class Rollout:
             turns=run.turns,
             reason=reason,
         )
+
+
+def _policy_failed(why: str) -> Step:
+    """The last step of an episode whose policy could not be asked (an endpoint that is down)."""
+    info = {"valid": False, "error": why, "reason": "policy_failed"}
+    return Step([], truncated=True, info=info)

@@ -32,11 +32,10 @@ from nlac_lightning.report.evaluation import (
     write_result,
 )
 from nlac_lightning.roles.roles import Roles, RolesConfig
+from nlac_lightning.rollout import Actor, ModelActor
 
 log = logging.getLogger(__name__)
 
-TESTED = {"base": "base", "trained": "online"}
-"""Policies that a test compares, and their adapters."""
 TRANSCRIPTS = 24
 """Episodes of a test that are written out."""
 
@@ -149,6 +148,9 @@ class Algorithm(lightning.LightningModule):
             self.backbone, compute.decode_rows, compute.prefill_pack_tokens, compute.cache_tokens
         )
         self.critic = self.make_critic()
+        attach = getattr(getattr(self.env, "user", None), "attach", None)
+        if attach is not None:  # a simulated user may share the frozen base
+            attach(self.generator, self.backbone.tokenizer)
 
     @property
     def env(self) -> TextEnv | None:
@@ -164,6 +166,14 @@ class Algorithm(lightning.LightningModule):
     def make_sampler(self, buffer: ReplayBuffer, batch_size: int, seed: int) -> BatchSampler | None:
         """Which transitions make a training batch; None leaves it to the data module."""
         return None
+
+    def tested(self) -> dict[str, str]:
+        """Policies that a test compares, and their adapters."""
+        return {"base": "base", "trained": "online"}
+
+    def actor(self, adapter: str) -> Actor:
+        """Who chooses the actions while an adapter is tested."""
+        return ModelActor(self.roles, self.generator, adapter, self.evaluation_config.temperature)
 
     def evaluator(self) -> Evaluator:
         """Plays held-out tasks with this module's model."""
@@ -248,13 +258,14 @@ class Algorithm(lightning.LightningModule):
         self.log_dict(scalars(result, "val"))
 
     def on_test_epoch_start(self) -> None:
-        self._tested = {policy: [] for policy in TESTED}
+        self._tested = {}
 
     def test_step(self, batch: list[Task], batch_idx: int) -> None:
-        """Play a batch of tasks with the untrained base and with the trained policy."""
+        """Play a batch of tasks with each tested policy, and again what failed, if configured."""
         evaluator = self.evaluator()
-        for policy, adapter in TESTED.items():
-            self._tested[policy] += evaluator.play(batch, adapter, policy)
+        for policy, adapter in self.tested().items():
+            for label, records in evaluator.play_with_retries(batch, policy, self.actor(adapter)):
+                self._tested.setdefault(label, []).extend(records)
 
     def on_test_epoch_end(self) -> None:
         env = self.env.name if self.env else ""
@@ -264,7 +275,7 @@ class Algorithm(lightning.LightningModule):
             self.log_dict(scalars(result, f"test/{result.policy}"))
             write_result(folder, result, TRANSCRIPTS)
         lines = [write_comparison(folder, results), "", f"transcripts: {folder}"]
-        if not self.backbone.versions["online"]:
+        if "trained" in self._tested and not self.backbone.versions["online"]:
             lines.append("The adapter is untrained, so both are the base: give --ckpt_path.")
         self._comparison = "\n".join(lines)
 

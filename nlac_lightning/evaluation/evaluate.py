@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from nlac_lightning.critic import Critic
 from nlac_lightning.envs.base import Task, TextEnv
-from nlac_lightning.errors import require_positive
+from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.records import EpisodeRecord, StepRecord
+from nlac_lightning.evaluation.reflexion import LessonsEnv, Reflects, add_lessons
 from nlac_lightning.generation.base import Generator
 from nlac_lightning.replay.episode import Episode, Turn
 from nlac_lightning.roles.roles import Roles
@@ -27,6 +28,9 @@ class EvaluationConfig:
     """Steps, chosen evenly from all episodes, on which the critic and the refiner are tested."""
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     """Bounds of an episode."""
+    retries: int = 0
+    """With ``nlac test``: further tries of failed tasks, each after a reflection on the last one
+    (Reflexion). They are reported as policies of their own, ``NAME_retry1`` and so on."""
     seed: int = 1000
     """Seed of the episodes; base and trained policy meet the same ones."""
     trials: int = 1
@@ -36,14 +40,21 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         require_positive("model.evaluation.critic_steps", self.critic_steps, zero=True)
         require_positive("model.evaluation.trials", self.trials)
+        require_positive("model.evaluation.retries", self.retries, zero=True)
+        if self.retries and self.trials > 1:
+            raise ConfigError(
+                "model.evaluation.retries",
+                "a task of several trials has no one failure",
+                "set trials: 1",
+            )
 
 
 class Evaluator:
     """Evaluates policies in one environment.
 
     Args:
-        env, roles, generator: where and with what.
-        critic: whose fidelity is measured.
+        env, roles, generator: where and with what. Without a generator every actor is given.
+        critic: whose fidelity is measured; None measures none.
         config: see :class:`EvaluationConfig`.
     """
 
@@ -51,8 +62,8 @@ class Evaluator:
         self,
         env: TextEnv,
         roles: Roles,
-        generator: Generator,
-        critic: Critic,
+        generator: Generator | None,
+        critic: Critic | None,
         config: EvaluationConfig,
     ) -> None:
         self.env, self.roles, self.generator = env, roles, generator
@@ -75,13 +86,53 @@ class Evaluator:
             progress: called with 1 at the end of each episode.
             actor: plays instead of the model.
         """
-        actor = actor or ModelActor(self.roles, self.generator, adapter, self.config.temperature)
-        rollout = Rollout(self.env, self.roles, self.config.limits)
+        if actor is None:
+            assert self.generator is not None
+            actor = ModelActor(self.roles, self.generator, adapter, self.config.temperature)
+        return self._records(tasks, self._episodes(self.env, tasks, actor, progress), policy)
+
+    def play_with_retries(
+        self, tasks: Sequence[Task], policy: str, actor: Actor
+    ) -> Iterator[tuple[str, list[EpisodeRecord]]]:
+        """Play every task, then what failed up to ``retries`` times more with lessons.
+
+        Yields the policy's label with its records, then for each retry ``LABEL_retryN`` with the
+        last episode of every task so far. An actor that cannot reflect retries nothing.
+        """
+        episodes = self._episodes(self.env, tasks, actor)
+        records = self._records(tasks, episodes, policy)
+        yield policy, records
+        if not isinstance(actor, Reflects):
+            return
+        lessons: dict[str, list[str]] = {}
+        by_id = {task.id: task for task in tasks}
+        for retry in range(1, self.config.retries + 1):
+            failed = [e for e in episodes if e.total_reward <= 0]
+            add_lessons(lessons, failed, actor, self.config.seed)
+            again = [by_id[e.task_id] for e in failed]
+            episodes = self._episodes(LessonsEnv(self.env, lessons), again, actor)
+            label = f"{policy}_retry{retry}"
+            last = {record.task_id: record for record in self._records(tasks, episodes, label)}
+            records = [last.get(r.task_id, replace(r, policy=label)) for r in records]
+            yield label, records
+
+    def _episodes(
+        self,
+        env: TextEnv,
+        tasks: Sequence[Task],
+        actor: Actor,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Episode]:
+        rollout = Rollout(env, self.roles, self.config.limits)
         trials = range(self.config.trials)
         jobs = [(task, self.config.seed + trial) for task in tasks for trial in trials]
         order = {(task.id, seed): i for i, (task, seed) in enumerate(jobs)}
         played = rollout.play(jobs, actor, progress)
-        episodes = sorted(played, key=lambda e: order[e.task_id, e.seed])
+        return sorted(played, key=lambda e: order[e.task_id, e.seed])
+
+    def _records(
+        self, tasks: Sequence[Task], episodes: list[Episode], policy: str
+    ) -> list[EpisodeRecord]:
         facts = {task.id: self.env.facts(task) for task in tasks}
         steps = [[_step(turn) for turn in episode.turns] for episode in episodes]
         self._criticise(episodes, steps)
@@ -104,7 +155,7 @@ class Evaluator:
     def _criticise(self, episodes: list[Episode], steps: list[list[StepRecord]]) -> None:
         places = [(e, t) for e, episode in enumerate(episodes) for t in range(len(episode.turns))]
         count = min(self.config.critic_steps, len(places))
-        if not count:
+        if not count or self.critic is None:
             return
         chosen = [places[i] for i in np.linspace(0, len(places) - 1, count).round().astype(int)]
         states = [episodes[e].transition(t) for e, t in chosen]

@@ -62,7 +62,7 @@ class Episode:
         opening, opening_ids: the first state.
         turns: at least one.
         reason: why it ended: the environment's word, or ``step_limit``, ``token_limit``,
-            ``time_limit``, ``env_error``.
+            ``time_limit``, ``env_error``, ``policy_failed``.
     """
 
     env: str

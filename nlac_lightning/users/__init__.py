@@ -1,1 +1,1 @@
-"""Users that an agent talks to: scripted, a local model, or any OpenAI-compatible endpoint."""
+"""Users for dialogue environments: ``scripted``, and ``language_model`` (local or an endpoint)."""

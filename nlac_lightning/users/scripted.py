@@ -1,154 +1,195 @@
-"""A user without a model: answers from the task's own words, the same way every time."""
+"""A deterministic user that plays a scenario by rules: no model, no network, no time."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
-from nlac_lightning.users.base import UserReply, UserTask
-from nlac_lightning.users.wording import (
-    condition_met,
-    conditions,
-    content_words,
-    facts,
-    first_person,
-    sentences,
-    stage_direction,
-    wishes,
-)
+from nlac_lightning.errors import require_positive
+from nlac_lightning.users.asked import SLOTS, Heard, hear, wished
+from nlac_lightning.users.base import UserReply, UserSession, UserTask
+from nlac_lightning.users.script import Reaction, content_words, first_person, read_script
 
-_TRANSFER = re.compile(r"transfer\w* (you )?to a human|human agent|being transferred", re.I)
-_CONFIRM = re.compile(
-    r"\bconfirm|\(yes/no\)|\byes or no\b|\bproceed\b|\bgo ahead\b|\bshall i\b|\bis (that|this) "
-    r"(right|correct|ok\w*)|\bwould you like (me )?to\b|\bdo you want (me )?to\b|\bagree\b",
-    re.I,
-)
-_ELSE = re.compile(r"anything else|any other|further (help|assistance)|something else", re.I)
-_BYE = re.compile(r"\b(good ?bye|have a (great|nice|good|wonderful)|take care)\b", re.I)
-_DONE = re.compile(
-    r"\b(success\w*|complet\w*|done|all set|processed|confirmed|(has|have) been|is now|"
-    r"(i|we)( have|'ve)( now)? \w+ed|can ?not|unable|not (able|possible|allowed)|no longer)\b",
-    re.I,
-)
-_ASKED = {
-    "email": r"\be-?mail\b",
-    "zip": r"\b(zip|postal)\b",
-    "user_id": r"\b(user|customer|account) ?id\b",
-    "name": r"\b(full|first|last|your) name\b",
-    "order": r"\border (id|number)s?\b|\bwhich order\b",
-    "reservation": r"\b(reservation|booking) (id|number|code)s?\b|\bwhich reservation\b",
+_VALUES = {
+    "user id": r"\b[a-z]+_[a-z]+_\d+\b",
+    "email address": r"[\w.+-]+@[\w-]+\.[\w.-]*\w",
+    "zip code": r"\b\d{5}\b",
+    "order number": r"#W\d+",
+    "reservation number": r"\b(?=[A-Z0-9]*\d)(?=[A-Z0-9]*[A-Z])[A-Z0-9]{6}\b",
 }
-_PATIENCE = 2
+_NAME = re.compile(r"\b(?:[Yy]ou(?:r)? name is|[Yy]ou are|[Yy]ou're) (?P<name>[A-Z]\w+ [A-Z]\w+)")
+_NO_TRANSFER = re.compile(
+    r"(?:not|n't|no circumstances)\b[^.]*\btransfer", re.IGNORECASE | re.DOTALL
+)
+_LETS_GO = re.compile(
+    r"\b(?:move on|accept (?:it|this|that)|end the (?:call|conversation))\b", re.I
+)
+GOODBYE = "Thank you, that is all. Goodbye."
 
 
-@dataclass(frozen=True)
 class ScriptedUser:
-    """Says what the task says, when asked; deterministic, so that runs can be repeated.
+    """Says the wish, answers what is asked, reacts as the scenario says, leaves when it is done.
 
-    It opens with the reason for the call, answers questions about itself from the known facts,
-    says that it does not know what is listed as unknown, follows plain conditions ("if that is
-    not possible, ..."), agrees to the rest, and ends the dialogue once the agent has said that
-    something was done or cannot be done and offers more help. It is no language model: what it
-    cannot parse it answers with what it wants. The seed changes nothing.
+    It gives identifiers only when asked, says it does not know what the scenario says it does not,
+    agrees to what the agent proposes, and ends the dialogue only after the agent has reported
+    every kind of action that it wished for, has refused it for good, or has handed it over. It
+    does not understand what it agrees to: a wrong proposal is accepted. That is what a
+    language-model user is for.
+
+    Args:
+        max_messages: after so many messages it gives up and leaves, whatever the state.
+        patience: how often it repeats a wish that was refused or passed over before it lets it go.
     """
 
-    def start(self, task: UserTask, seed: int) -> ScriptedSession:
-        return ScriptedSession(task)
+    def __init__(self, max_messages: int = 30, patience: int = 2) -> None:
+        require_positive("user.max_messages", max_messages)
+        require_positive("user.patience", patience, zero=True)
+        self.max_messages, self.patience = max_messages, patience
+
+    def start(self, task: UserTask, seed: int) -> UserSession:
+        """Begin a dialogue; the seed changes nothing."""
+        return ScriptedSession(task, self.max_messages, self.patience)
 
 
-@dataclass
 class ScriptedSession:
-    """One scripted user in one dialogue."""
+    """One dialogue of a :class:`ScriptedUser`."""
 
-    task: UserTask
-    _told: set[str] = field(default_factory=set)
-    _heard_result: bool = False
-    _held_back: int = 0
-
-    def __post_init__(self) -> None:
-        whole = f"{self.task.reason_for_call} {self.task.instructions}"
-        self._facts = facts(f"{self.task.known_info} {whole}")
-        self._unknown = content_words(self.task.unknown_info)
-        self._conditions = conditions(whole)
-        self._wishes = wishes(self.task.instructions)
+    def __init__(self, task: UserTask, max_messages: int, patience: int) -> None:
+        self.task, self.script = task, read_script(task)
+        self.max_messages = max_messages
+        self._patience = {"refused": patience, "reminded": patience}
+        self._messages = 0
+        self._reactions = list(self.script.reactions)
+        self._wish = " ".join(self.script.wishes) or first_person(task.reason_for_call)
+        self._open_kinds = set(wished(self._wish))
+        self._wants_action = bool(self._open_kinds)
+        self._settled = False
+        self._told: set[str] = set()
 
     def open(self) -> UserReply:
-        """The reason for the call, with what it says in conditions kept back."""
-        return UserReply(f"Hi! {self._reason() or 'I need help, please.'}")
+        return self._say(f"Hi! {self._wish}".strip())
 
     def reply(self, agent_message: str) -> UserReply:
-        """What follows from the agent's words by the rules above."""
-        if _TRANSFER.search(agent_message):
-            return UserReply("All right, thank you.", stop=True)
-        self._heard_result |= bool(_DONE.search(agent_message))
-        reaction = self._react(agent_message)
+        heard = hear(agent_message)
+        self._open_kinds -= heard.done
+        self._settled |= bool(heard.done)
+        if heard.transferred:
+            return self._say("Thank you.", stop=True)
+        if not agent_message.strip():
+            return self._say(f"Are you still there? {self._wish}")
+        words: list[str] = []
+        reaction = self._take_reaction(heard, agent_message)
         if reaction:
-            return UserReply(reaction)
-        if _ELSE.search(agent_message) or _BYE.search(agent_message):
-            return self._end()
-        answers = self._answers(agent_message)
-        if answers:
-            return UserReply(" ".join(answers))
-        if _CONFIRM.search(agent_message):
-            return UserReply("Yes, please go ahead.")
-        return UserReply(self._next_wish() or self._about_me(agent_message))
+            if _LETS_GO.search(reaction.text):
+                return self._let_go()
+            words.append(reaction.text)
+            self._open_kinds |= wished(reaction.text)
+        words += self._facts(heard)
+        if not words and heard.refused and not heard.confirm:
+            return self._refused()
+        if not words and heard.confirm:
+            words.append(self._consent(agent_message))
+        if not words and heard.asks:
+            words.append(self._detail(agent_message))
+        if words:
+            return self._say(" ".join(words))
+        if heard.more or heard.done:
+            return self._settle()
+        return self._say("Okay.")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to let go of."""
 
-    def _reason(self) -> str:
-        """The reason for the call without conditions and stage directions, if anything is left."""
-        whole = sentences(self.task.reason_for_call)
-        kept = [sentence for sentence in whole if not stage_direction(sentence)]
-        return first_person(" ".join(kept or whole))
+    def _say(self, text: str, stop: bool = False) -> UserReply:
+        self._messages += 1
+        if self._messages >= self.max_messages and not stop:
+            return UserReply("I have to go now. Goodbye.", stop=True)
+        return UserReply(text, stop)
 
-    def _react(self, message: str) -> str:
-        """The consequence of the first condition that the message meets, once for each."""
-        for condition in self._conditions:
-            if condition.sentence not in self._told and condition_met(condition, message):
-                self._told.add(condition.sentence)
-                return first_person(condition.then)
-        return ""
+    def _take_reaction(self, heard: Heard, message: str) -> Reaction | None:
+        for reaction in self._reactions:
+            if self._fits(reaction, heard, message):
+                self._reactions.remove(reaction)
+                return reaction
+        return None
 
-    def _answers(self, message: str) -> list[str]:
-        words = []
-        for name, pattern in _ASKED.items():
-            if not re.search(pattern, message, re.I):
-                continue
-            label = name.replace("_", " ")
-            if name in self._facts:
-                words.append(f"My {label} is {', '.join(self._facts[name])}.")
-            elif self._unknown & {label.split()[0], label}:
-                words.append(f"I do not remember my {label}.")
-            elif "?" in message or re.search(r"\b(provide|need|tell)\b", message, re.I):
-                words.append(f"I do not have my {label} at hand.")
-        known = any(word.startswith("My ") for word in words)
-        if words and not known and self.task.known_info.strip():
-            words.append(first_person(self.task.known_info))
-        return words
+    @staticmethod
+    def _fits(reaction: Reaction, heard: Heard, message: str) -> bool:
+        if reaction.trigger == "confirm":
+            return heard.confirm
+        if reaction.trigger == "refuse":
+            return heard.refused
+        common = reaction.words & content_words(message[:4000])
+        if reaction.trigger == "asked":
+            return heard.asks and bool(common)
+        return len(common) * 2 >= len(reaction.words) > 0
 
-    def _next_wish(self) -> str:
-        for wish in self._wishes:
-            if wish not in self._told:
-                self._told.add(wish)
-                return first_person(wish)
-        return ""
+    def _facts(self, heard: Heard) -> list[str]:
+        """An answer for each identifier that is asked for; what was given is not repeated."""
+        answers, lacking = [], []
+        for slot in heard.slots:
+            value = None if self._unknown(slot) else self._value(slot)
+            if value is not None:
+                answers.append(f"My {slot} is {value}.")
+            elif slot not in self._told:
+                lacking.append(slot)
+                self._told.add(slot)
+        if not answers and not lacking and heard.slots and not heard.confirm:
+            lacking = list(heard.slots[:1])
+        return answers + [f"I do not know my {slot}." for slot in lacking]
 
-    def _about_me(self, message: str) -> str:
-        if "?" not in message:
-            return "Okay."
-        for condition in self._conditions:  # better late than never
-            if condition.sentence not in self._told:
-                self._told.add(condition.sentence)
-                return first_person(condition.sentence)
-        return f"{first_person(self.task.known_info)} {self._reason()}".strip() or "Yes, please."
+    def _unknown(self, slot: str) -> bool:
+        pattern = SLOTS[slot].replace("|which order", "").replace("|which reservation", "")
+        said = self.task.unknown_info
+        return bool(re.search(pattern, said, re.I) or slot in said.lower())
 
-    def _end(self) -> UserReply:
-        """Leave, but not before all wishes are told and a result was heard, for a while."""
-        wish = self._next_wish()
-        if wish:
-            return UserReply(f"Yes. {wish}")
-        if not self._heard_result and self._held_back < _PATIENCE:
-            self._held_back += 1
-            return UserReply(f"Yes, please. {self._reason()}")
-        return UserReply("No, that is all. Thank you!", stop=True)
+    def _value(self, slot: str) -> str | None:
+        facts = self.script.facts
+        if slot == "name":
+            named = _NAME.search(facts)
+            ident = re.search(_VALUES["user id"], facts)
+            if named:
+                return named["name"]
+            return " ".join(ident[0].split("_")[:2]).title() if ident else None
+        found = dict.fromkeys(re.findall(_VALUES[slot], facts))
+        return " and ".join(found) or None
+
+    def _consent(self, message: str) -> str:
+        if re.search(r"transfer|human agent", message, re.I):
+            if _NO_TRANSFER.search(f"{self.task.instructions} {self.task.reason_for_call}"):
+                return "No, I do not want to be transferred. Please help me yourself."
+            return "Yes, please."
+        return "Yes, please go ahead."
+
+    def _detail(self, message: str) -> str:
+        """The sentence of the scenario that has most in common with the question."""
+        asked = content_words(message[:4000])
+        sentences = [*self.script.details, *self.script.wishes]
+        best = max(sentences, key=lambda s: len(asked & content_words(s)), default="")
+        if asked & content_words(best):
+            return best
+        if re.search(r"\bor\b|\bwhich\b|\bprefer|\blike\b", message, re.I):
+            return f"I leave that to you. {self._wish}"
+        return "I do not know that."
+
+    def _refused(self) -> UserReply:
+        if self._patience["refused"] > 0:
+            self._patience["refused"] -= 1
+            return self._say(f"Is there really no way? {self._wish}")
+        return self._let_go()
+
+    def _let_go(self) -> UserReply:
+        """What was refused is no longer waited for; if nothing else is, the dialogue ends."""
+        return self._say("I see. " + GOODBYE, stop=True)
+
+    def _settle(self) -> UserReply:
+        """The agent is done, or thinks so: leave, or remind it of what is missing."""
+        # a question is answered once the agent offers more help, an action once it is reported
+        if not self._open_kinds and (self._settled or not self._wants_action):
+            return self._say(GOODBYE, stop=True)
+        if self._patience["reminded"] > 0:
+            self._patience["reminded"] -= 1
+            missing = [w for w in self.script.wishes if wished(w) & self._open_kinds]
+            return self._say("I am still waiting for this: " + " ".join(missing or [self._wish]))
+        if self._settled:  # something was done, and the agent holds that it was everything
+            return self._say(GOODBYE, stop=True)
+        return self._say("Please do what I asked for.")
