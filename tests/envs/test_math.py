@@ -169,7 +169,7 @@ def test_the_hardest_test_problems_are_held_out(tmp_path, ending):
 
 def test_wrong_settings_name_their_field(tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_text("\n".join(json.dumps({"problem": str(i), "answer": "1"}) for i in range(4)))
+    path.write_text("\n".join(json.dumps({"problem": str(i), "answer": "1"}) for i in range(40)))
     cases = [
         (lambda: DatasetProblems([]), "env.problems.sources"),
         (lambda: DatasetProblems([str(tmp_path / "none.csv")]).load(), "env.problems.sources"),
