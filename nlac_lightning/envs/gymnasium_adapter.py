@@ -144,6 +144,8 @@ def _check_spaces(path: str, make: Callable[[], Any]) -> None:
 
     try:
         env = make()
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError("env.kwargs", f"{path} refuses them: {error}", "correct them") from error
     if not isinstance(env, gymnasium.Env):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-gymnasium = pytest.importorskip("gymnasium")
+pytest.importorskip("gymnasium")
 pytest.importorskip("textarena")
 
 from nlac_lightning.envs.gymnasium_adapter import GymnasiumEnv

@@ -154,9 +154,7 @@ def test_the_hardest_test_problems_are_held_out(tmp_path, ending):
         sources.append(str(tmp_path / f"{part}.{ending}"))
         write = {"jsonl": table.to_json, "csv": table.to_csv, "parquet": table.to_parquet}[ending]
         write(sources[-1])
-    made = DatasetProblems(
-        sources, question="q", answer="a", level="l", n_test=6, n_val=5
-    ).load()
+    made = DatasetProblems(sources, question="q", answer="a", level="l", n_test=6, n_val=5).load()
     # 4 problems of level 5 in the second file, the other two of level 4
     assert sorted(p.level for p in made["test"]) == [4, 4, 5, 5, 5, 5]
     assert all(p.question.startswith("second") for p in made["test"])

@@ -149,7 +149,9 @@ class Audit:
 
 def negate(question: str) -> str | None:
     """``Is it alive?`` as ``Is it not alive?``; None where the form is another."""
-    found = re.match(r"\s*(is|does|can|could|has|will|would|are|do) (it|they|you)\b", question, re.I)
+    found = re.match(
+        r"\s*(is|does|can|could|has|will|would|are|do) (it|they|you)\b", question, re.I
+    )
     return None if not found else f"{found[0]} not{question[found.end() :]}"
 
 
