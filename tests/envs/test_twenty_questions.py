@@ -203,21 +203,21 @@ def test_listed_games_name_the_secret_among_others_of_its_split():
 def test_a_table_of_ones_own(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "attributes: {big: 'Is it big?, huge', wet: Is it wet?}\n"
+        "attributes:\n  big: Is it big?, huge\n  wet: Is it wet?\n"
         "kinds:\n- all: big\n  objects: {whale / orca: wet, hill: -wet, cloud: ~wet -big}\n"
     )
     env = TwentyQuestionsEnv(str(path), n_val=1, n_test=1)
     assert env.table.objects == ["whale", "hill", "cloud"]
     assert env.table.values.tolist() == [[2, 2], [2, 0], [0, 1]]
     assert env.names.guess("an orca") == "whale"
-    bad = {
-        "big: 'x?', wet: y?}": ("big: 'x?', wet: x?}", "stands for two attributes"),
-        "wet, hill": ("dry, hill", "unknown attribute 'dry'"),
-        "hill: -wet": ("orca: -wet", "names two objects"),
-        "kinds": ("sorts", "form of an object table"),
-    }
-    text = path.read_text().replace("'Is it big?, huge', wet: Is it wet?", "'x?', wet: y?")
-    for old, (new, problem) in bad.items():
+    text = path.read_text()
+    for old, new, problem in (
+        ("Is it wet?", "Is it wet?, huge", "stands for two attributes"),
+        ("wet, hill", "dry, hill", "unknown attribute 'dry'"),
+        ("hill: -wet", "orca: -wet", "names two objects"),
+        ("kinds", "sorts", "form of an object table"),
+    ):
+        assert old in text
         path.write_text(text.replace(old, new))
         with pytest.raises(ConfigError, match=problem):
             TwentyQuestionsEnv(str(path), n_val=1, n_test=1)
