@@ -45,7 +45,7 @@ def grader():
 
 
 def test_concurrent_grading_equals_serial_grading_and_the_truth(grader):
-    """math-verify itself, called in these threads, would find all answers wrong."""
+    """math-verify itself, called in these threads, would refuse them all."""
     serial = [grader.grade(gold, answer).correct for gold, answer, _ in PAIRS]
     assert serial == [equal for _, _, equal in PAIRS]
     jobs = PAIRS * 4

@@ -1,8 +1,8 @@
 """Grading in processes of its own, with a limit that nothing outlives.
 
-math-verify stops itself by signals, which exist in a main thread alone: called from threads, it
-finds every answer wrong and says nothing. Here each grade is one line to a worker process and one
-back, so any number of threads get what one would get.
+math-verify keeps its time limit by signals, which exist in a main thread alone: called from other
+threads it refuses every comparison (some versions by calling it unequal). Here each grade is one
+line to a worker process and one back, so any number of threads get what one would get.
 """
 
 from __future__ import annotations
