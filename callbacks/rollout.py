@@ -37,6 +37,9 @@ class RolloutCallback(lightning.Callback):
         exploration: exploration of the later ones.
         initial_tasks: number of training tasks that the initial episodes go over again and again;
             None takes all. ``return`` exploration has to meet a task often to find its way.
+        curriculum: number of later episodes over which the tasks grow, in the environment's order,
+            from ``initial_tasks`` to all; for environments that order tasks by difficulty. None
+            plays all at once.
         limits: bounds of an episode.
         seed: seed of tasks and draws.
         fresh: empty the buffer at the start of a run that does not resume a checkpoint.
@@ -50,6 +53,7 @@ class RolloutCallback(lightning.Callback):
         initial_exploration: Exploration | None = None,
         exploration: Exploration | None = None,
         initial_tasks: int | None = None,
+        curriculum: int | None = None,
         limits: RolloutLimits | None = None,
         seed: int = 0,
         fresh: bool = True,
@@ -59,6 +63,13 @@ class RolloutCallback(lightning.Callback):
         require_positive("rollout.every_n_steps", every_n_steps)
         if initial_tasks is not None:
             require_positive("rollout.initial_tasks", initial_tasks)
+        if curriculum is not None:
+            require_positive("rollout.curriculum", curriculum)
+            if initial_tasks is None:
+                raise ConfigError(
+                    "rollout.curriculum", "it has no start", "set rollout.initial_tasks"
+                )
+        self.curriculum = curriculum
         self.initial_episodes, self.episodes = initial_episodes, episodes
         self.initial_tasks = initial_tasks
         self.every_n_steps, self.seed, self.fresh = every_n_steps, seed, fresh
@@ -194,6 +205,10 @@ class RolloutCallback(lightning.Callback):
         tasks = self._tasks
         if number < self.initial_episodes:
             tasks = tasks[: self.initial_tasks]
+        elif self.curriculum and self.initial_tasks:
+            share = min((number - self.initial_episodes) / self.curriculum, 1.0)
+            grown = self.initial_tasks + share * (len(tasks) - self.initial_tasks)
+            tasks = tasks[: int(grown)]
         group = number // (self._plan.group_size if self._plan else 1)
         turn, place = divmod(group, len(tasks))
         order = np.random.default_rng([self.seed, turn]).permutation(len(tasks))

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,31 +45,28 @@ def grader():
 
 
 def test_concurrent_grading_equals_serial_grading_and_the_truth(grader):
-    """math-verify itself, called in these threads, would find all answers wrong."""
+    """math-verify itself, called in these threads, would refuse them all."""
     serial = [grader.grade(gold, answer).correct for gold, answer, _ in PAIRS]
     assert serial == [equal for _, _, equal in PAIRS]
-    jobs = PAIRS * 6
+    jobs = PAIRS * 4
     with ThreadPoolExecutor(8) as pool:
         concurrent = list(pool.map(lambda job: grader.grade(job[0], job[1]).correct, jobs))
-    assert concurrent == serial * 6
+    assert concurrent == serial * 4
 
 
 def test_a_comparison_that_never_ends_is_cut_and_the_next_one_works(grader):
-    quick = Grader(seconds=1)
+    quick = Grader(seconds=2)
     assert quick.grade("3", "3").correct  # started
     began = time.monotonic()
     tower = "9" + "^{9" * 8 + "}" * 8
     assert not quick.grade("3", tower).correct
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 30
     assert quick.grade("3", "3").correct
     quick.close()
 
 
 def test_a_worker_that_hangs_is_killed_and_replaced():
-    import os
-    import signal
-
-    quick = Grader(seconds=1)
+    quick = Grader(seconds=2)
     assert quick.grade("3", "3").correct
     pid = quick._idle.queue[0]._process.pid
     os.kill(pid, signal.SIGSTOP)  # it neither answers nor heeds its own limit
@@ -75,7 +74,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced():
     assert not hung.correct and "no result within" in hung.error
     assert quick.grade("3", "3").correct
     os.kill(quick._idle.queue[0]._process.pid, signal.SIGKILL)
-    quick.grade("3", "3")
+    quick.grade("3", "3")  # may be lost with the process that had it
     assert quick.grade("3", "3").correct
     quick.close()
 
@@ -168,7 +167,7 @@ def test_the_hardest_test_problems_are_held_out(tmp_path, ending):
 
 def test_wrong_settings_name_their_field(tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_text("\n".join(json.dumps({"problem": str(i), "answer": "1"}) for i in range(4)))
+    path.write_text("\n".join(json.dumps({"problem": str(i), "answer": "1"}) for i in range(40)))
     cases = [
         (lambda: DatasetProblems([]), "env.problems.sources"),
         (lambda: DatasetProblems([str(tmp_path / "none.csv")]).load(), "env.problems.sources"),

@@ -40,7 +40,7 @@ class MathEnv(TextEnv):
         problems: Problems,
         system: str = SYSTEM,
         reveal: Literal["answer", "solution", "nothing"] = "answer",
-        grading_seconds: int = 5,
+        grading_seconds: float = 10.0,
         graders: int = 1,
     ) -> None:
         require_choice("env.reveal", reveal, ("answer", "solution", "nothing"))

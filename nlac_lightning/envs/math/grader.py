@@ -1,12 +1,13 @@
 """Grading in processes of its own, with a limit that nothing outlives.
 
-math-verify stops itself by signals, which exist in a main thread alone: called from threads, it
-finds every answer wrong and says nothing. Here each grade is one line to a worker process and one
-back, so any number of threads get what one would get.
+math-verify keeps its time limit by signals, which exist in a main thread alone: called from other
+threads it refuses every comparison (some versions by calling it unequal). Here each grade is one
+line to a worker process and one back, so any number of threads get what one would get.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ MAX_CHARS = 1000
 
 _WORKER = Path(__file__).with_name("worker.py")
 _START_SECONDS = 120.0
+"""Loading math-verify takes 2 s, and far more on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,15 @@ class Grader:
     """Compares answers by math-verify; may be used from many threads at once.
 
     Args:
-        seconds: of one comparison; a worker that takes a second more is killed and replaced.
+        seconds: wall-clock limit of one comparison; a worker that takes longer is killed and
+            replaced, and the answer counts as wrong with an ``error``.
         workers: processes, started when first needed.
 
     Raises:
         ConfigError: math-verify is not installed.
     """
 
-    def __init__(self, seconds: int = 5, workers: int = 1) -> None:
+    def __init__(self, seconds: float = 10.0, workers: int = 1) -> None:
         require_positive("env.grading_seconds", seconds)
         require_positive("env.graders", workers)
         if importlib.util.find_spec("math_verify") is None:
@@ -69,10 +72,7 @@ class Grader:
             return Grade(False, f"more than {MAX_CHARS} characters")
         worker = self._idle.get()
         try:
-            return worker.ask(
-                {"gold": boxed(gold), "answer": boxed(answer), "seconds": self.seconds},
-                self.seconds * 3 + 1.0,  # two parses and one comparison
-            )
+            return worker.ask({"gold": boxed(gold), "answer": boxed(answer)}, self.seconds)
         finally:
             self._idle.put(worker)
 
@@ -88,16 +88,13 @@ class _Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, job: dict[str, object], seconds: float) -> Grade:
-        fresh = self._process is None or self._process.poll() is not None
-        if fresh:
-            self._start()
-        assert self._process is not None
+    def ask(self, job: dict[str, str], seconds: float) -> Grade:
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
-            self._process.stdin.flush()
-            said = json.loads(self._line(seconds + _START_SECONDS * fresh))
+            process = self._running()
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.flush()
+            said = json.loads(self._line(seconds))
             return Grade(bool(said["equal"]), said["error"])
         except TimeoutError:
             self.stop()
@@ -106,13 +103,18 @@ class _Worker:
             self.stop()
             return Grade(False, "the grader died")
 
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            self._line(_START_SECONDS)  # it says that it is ready
+        return self._process
 
     def _line(self, seconds: float) -> bytes:
         assert self._process is not None and self._process.stdout is not None
@@ -132,12 +134,9 @@ class _Worker:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    try:
-                        pipe.close()
-                    except OSError:
-                        continue  # what it never read cannot be flushed
+            for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+                with contextlib.suppress(OSError):  # what it never read cannot be flushed
+                    pipe.close()
             self._process = None
 
     def __del__(self) -> None:
