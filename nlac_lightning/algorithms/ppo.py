@@ -90,7 +90,7 @@ class PPO(OnPolicy):
             width = self.backbone.model.get_base_model().get_input_embeddings().embedding_dim
             self.value_head = ValueHead(width).to(self.backbone.device)
 
-    def freeze(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
+    def remember(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
         """Reference, values before each token, and value of each last state."""
         assert self.value_head is not None
         turns = [segment for t in trajectories for segment in t.segments]
@@ -98,7 +98,7 @@ class PPO(OnPolicy):
         ends = [Segment((*t.final_ids, 0), len(t.final_ids)) for t in trajectories]
         pack_tokens = self.compute_config.train_pack_tokens
         values = read_values(self.backbone, turns + ends, self.value_head, pack_tokens)
-        return super().freeze(trajectories) | {
+        return super().remember(trajectories) | {
             "values": per_trajectory(trajectories, values[: len(turns)]),
             "bootstrap": values[len(turns) :],
         }

@@ -235,7 +235,7 @@ class OnPolicy(Algorithm):
                 sums[name] += float(fact[trained].sum())
         return {"loss": total} | {name: value / count for name, value in sums.items()}
 
-    def freeze(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
+    def remember(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
         """What is read once per rollout and kept for all its epochs, one tensor an episode."""
         if not self.kl.coef:
             return {}
@@ -259,7 +259,7 @@ class OnPolicy(Algorithm):
         if self._sampler is not None:
             batch = self._sampler.buffer.transitions(self._sampler.rollout())
             everything = self._usable(make_trajectories(batch, self.roles))
-        columns = self.freeze(everything)
+        columns = self.remember(everything)
         self._frozen = {
             t.episode_id: {name: column[i] for name, column in columns.items()}
             for i, t in enumerate(everything)

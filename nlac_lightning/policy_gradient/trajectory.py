@@ -72,7 +72,9 @@ def make_trajectories(batch: Sequence[Transition], roles: Roles) -> list[Traject
 
 
 def _trajectory(turns: list[Transition], roles: Roles) -> Trajectory:
-    segments, logprobs, rewards = [], [], []
+    segments: list[Segment] = []
+    logprobs: list[float] = []
+    rewards: list[float] = []
     for x in turns:
         if x.turn.logprobs:
             prompt = roles.prompt("policy", x.state_ids, x.state_messages).ids

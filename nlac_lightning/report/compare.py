@@ -45,7 +45,7 @@ def read_run(folder: Path, algorithm: str, seed: int, state: str) -> RunResult:
     scalars: dict[str, Curve] = {}
     for events in sorted({file.parent for file in folder.rglob(EVENT_FILES)}):
         scalars |= read_scalars(events)
-    tags = [t for t in ("test/trained/success", "val/trained/success") if t in scalars]
+    tags: list[str] = [t for t in ("test/trained/success", "val/trained/success") if t in scalars]
     tags += ["val/success"] if scalars.get("val/success") else []
     measured = tags[0] if tags else ""
     base = "val/base/success" if measured.startswith("val") else "test/base/success"
@@ -70,7 +70,7 @@ def comparison(results: Sequence[RunResult]) -> str:
     """
     done = [result for result in results if result.state == "finished"]
     bases = [r.base for r in done if not math.isnan(r.base)]
-    rows = [HEADER, ("base", str(len(bases)), spread(bases), "0", "0", "0")]
+    rows: list[tuple[str, ...]] = [HEADER, ("base", str(len(bases)), spread(bases), "0", "0", "0")]
     for algorithm in dict.fromkeys(result.algorithm for result in results):
         own = [result for result in done if result.algorithm == algorithm]
         rows.append(

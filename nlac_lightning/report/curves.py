@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -138,7 +139,7 @@ def _draw_seeds(
     axes: Axes, steps: Sequence[Sequence[float]], curves: Sequence[Curve], color: str
 ) -> Line2D:
     """One curve, or several of them thin with their mean; returns the line for the legend."""
-    style = {} if len(curves) == 1 else {"linewidth": 0.8, "alpha": 0.4}
+    style: dict[str, Any] = {} if len(curves) == 1 else {"linewidth": 0.8, "alpha": 0.4}
     for curve in curves:
         (line,) = axes.plot(*_columns(curve), marker="o", markersize=3, color=color, **style)
     if len(curves) > 1:

@@ -66,8 +66,8 @@ class Tau2Session(Session):
     def step(self, action: str) -> Step:
         """Carry out one action."""
         if self.ended:
-            info = {"valid": False, "error": "the dialogue is over", "kind": "invalid"}
-            return Step([], terminated=True, info=info)
+            over = {"valid": False, "error": "the dialogue is over", "kind": "invalid"}
+            return Step([], terminated=True, info=over)
         if self._first.failed or self._first.stop:  # over before it began
             return self._close([], self._first, {"valid": True, "error": None, "kind": "message"})
         info: dict[str, Any] = {"valid": True, "error": None, "tool": None, "tool_error": False}

@@ -150,7 +150,7 @@ def _literal(node: ast.AST) -> Any:
             ast.literal_eval(key): _literal(value)  # type: ignore[arg-type]
             for key, value in zip(node.keys, node.values, strict=True)
         }
-    return ast.literal_eval(node)  # type: ignore[arg-type]
+    return ast.literal_eval(node)
 
 
 def _split_instruction(text: str) -> tuple[str, str]:
