@@ -273,8 +273,12 @@ class NLAC(Algorithm):
     ) -> list[Example]:
         """L2 = -log pi_theta(a^r given s), divided by the batch, not by what was distilled.
 
-        A step that accepts few actions so moves the policy little.
+        A step that accepts few actions so moves the policy little. All tokens count alike, as in
+        the sum of log-likelihoods, which is divided by the actions' mean length: the mean over each
+        action's own tokens would teach short actions best.
         """
+        lengths = [len(i.target.ids) for i in improvements if i.target is not None]
+        share = self.loss.policy_weight * len(lengths) / (len(batch) * max(sum(lengths), 1))
         examples = []
         for transition, improvement in zip(batch, improvements, strict=True):
             if improvement.target is not None:
@@ -282,7 +286,7 @@ class NLAC(Algorithm):
                     "policy", transition.state_ids, transition.state_messages
                 )
                 ids = prompt.ids + improvement.target.ids
-                weight = self.loss.policy_weight / len(batch)
+                weight = share * len(improvement.target.ids)
                 examples.append(Example("policy", ids, len(prompt.ids), weight=weight))
             else:
                 self.counts["nothing_to_distil"] += 1

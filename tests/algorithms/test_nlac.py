@@ -15,10 +15,12 @@ from nlac_lightning.algorithms.nlac import NLAC, LossConfig
 from nlac_lightning.algorithms.warmup import WarmupConfig
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.callbacks import RolloutCallback
+from nlac_lightning.critic import Critique
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion, Request, Sampling
+from nlac_lightning.improvement import Improvement
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import RoleConfig, Roles, RolesConfig
 from nlac_lightning.rollout import Exploration, OracleActor, Rollout, RolloutLimits
@@ -214,6 +216,21 @@ def test_base_actions(tiny_llama_path: str, base_action: str, every: int) -> Non
     assert sum(some[0] for some in taken) == stored == sum(map(sum, taken)), "as a candidate once"
     assert sum(map(len, calls)) == 3 * len(batch) - stored
     assert all(request.adapter == "online" for call in calls for request, _ in call)
+
+
+def test_every_token_of_the_distilled_actions_counts_alike(tiny_llama_path: str) -> None:
+    module = make(tiny_llama_path, loss=LossConfig(policy_weight=2.0))
+    batch = transitions(module.roles)
+    actions = [module.roles.codec.given(text) for text in ("close", "offer the refund now")]
+    accepted = [Improvement(action, "policy", "", Critique("good")) for action in actions]
+    nothing = Improvement(None, "policy", "", Critique("bad"))
+    improvements = (accepted + [nothing] * len(batch))[: len(batch)]
+    examples = module._policy_examples(batch, improvements)
+    lengths = [len(action.ids) for action in actions]
+    assert lengths[0] < lengths[1] and [len(e.ids) - e.start for e in examples] == lengths
+    # an example's loss is the mean over its tokens, so weight by length is the weight of a token
+    assert examples[0].weight / lengths[0] == pytest.approx(examples[1].weight / lengths[1])
+    assert sum(e.weight for e in examples) == pytest.approx(2.0 * 2 / len(batch))
 
 
 def weights(module: NLAC) -> dict[str, Tensor]:
