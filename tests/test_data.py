@@ -165,6 +165,7 @@ def test_six_steps_equal_three_resumed_for_three(tmp_path):
 def test_ranks_draw_different_batches(tmp_path):
     class Rank:
         world_size, global_rank, max_steps, default_root_dir = 2, 0, 3, str(tmp_path)
+        lightning_module = None
 
     batches = []
     for rank in range(2):

@@ -47,8 +47,8 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[n, d] hidden states to [n] float32 values."""
-        return self.linear(hidden.float())[:, 0]
+        """[n, d] hidden states to [n] values in the precision of the weights, float32."""
+        return self.linear(hidden.to(self.linear.weight.dtype))[:, 0]
 
 
 def packed_states(

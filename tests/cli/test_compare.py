@@ -37,7 +37,7 @@ def test_stopped_and_continued_with_a_failing_algorithm(
     (tmp_path / "task.yaml").write_text(text, "utf-8")
     (tmp_path / "broken.yaml").write_text(BROKEN, "utf-8")
     words = ["compare", "--config", "task.yaml", "--algorithms", "broken.yaml,nlac", "--seeds", "3"]
-    words += ["--out", "all"]
+    words += ["--out", "all", "--trainer.max_steps", "24"]  # too long to be over before Ctrl-C
     run = tmp_path / "all/nlac/seed_3"
     process = start(tmp_path, words)
     while not (run / "periodic/step2.ckpt").exists():
@@ -57,9 +57,9 @@ def test_stopped_and_continued_with_a_failing_algorithm(
     assert state(run) == "finished"
     assert "Restored all states" in (run / "fit.log").read_text()
     (row,) = json.loads((tmp_path / "all/results.json").read_text())["rows"]
-    assert row["name"] == "nlac/seed_3" and row["settings"]["steps"] == 6
+    assert row["name"] == "nlac/seed_3" and row["settings"]["steps"] == 24
     assert row["settings"]["measured"] == "test/trained/success"
-    assert row["settings"]["base"] is not None and row["settings"]["episodes"] == 10
+    assert row["settings"]["base"] is not None and row["settings"]["episodes"] > 10
     assert [line.split()[0] for line in again.out.splitlines() if line.startswith(("base", "nla"))]
     assert (tmp_path / "all/curves.png").stat().st_size > 10_000
     settings = yaml.safe_load((run / "config.yaml").read_text())

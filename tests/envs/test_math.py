@@ -168,6 +168,8 @@ def test_the_hardest_test_problems_are_held_out(tmp_path, ending):
 def test_wrong_settings_name_their_field(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(json.dumps({"problem": str(i), "answer": "1"}) for i in range(40)))
+    one = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    digits = Stage("chain_sum", one)
     cases = [
         (lambda: DatasetProblems([]), "env.problems.sources"),
         (lambda: DatasetProblems([str(tmp_path / "none.csv")]).load(), "env.problems.sources"),
@@ -176,7 +178,7 @@ def test_wrong_settings_name_their_field(tmp_path):
         (lambda: DatasetProblems([str(path)], n_val=0), "env.problems.n_val"),
         (lambda: GeneratedProblems([]), "env.problems.stages"),
         (lambda: GeneratedProblems([Stage("nothing")]).load(), "env.problems.stages[0]"),
-        (lambda: sums(n_train=10**4).load(), "env.problems.stages[0]"),
+        (lambda: GeneratedProblems([digits], n_train=500).load(), "env.problems.stages[0]"),
     ]
     for make, field in cases:
         with pytest.raises(ConfigError) as caught:
