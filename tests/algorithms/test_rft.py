@@ -52,5 +52,5 @@ def test_learns_the_successes_of_a_buffer_and_skips_without(
         assert example.ids[example.start :] == x.turn.action_ids
     trainer = fit(module, data, tmp_path, 15)
     last = float(trainer.callback_metrics["train/policy"])
-    assert last < 8, last  # ln 49152 = 10.8 at the start
+    assert last < 10.5, last  # ln 49152 = 10.8 at the start; the random head stays frozen
     assert module.counts["skipped_steps"] == 1

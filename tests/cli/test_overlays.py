@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.ppo import PPO
@@ -22,6 +23,8 @@ def test_overlay_keeps_the_task(
     assert type(module) is algorithm
     assert module.roles_config.templates == "help_desk_small"
     assert module.backbone_config.lora_r == 16
-    assert module.optimizer_config.decay_steps == 26
-    assert made.datamodule.env.name == "help_desk"
-    assert made.trainer.max_steps == 29
+    task = yaml.safe_load(Path(files[0]).read_text("utf-8"))
+    optimizer = task["model"]["init_args"]["optimizer"]
+    assert module.optimizer_config.decay_steps == optimizer["decay_steps"]
+    assert made.datamodule.env.name == "help_desk/0"
+    assert made.trainer.max_steps == task["trainer"]["max_steps"]
