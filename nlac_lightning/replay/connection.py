@@ -152,6 +152,12 @@ def _prepare(connection: sqlite3.Connection, path: Path, read_only: bool) -> Non
             f"written with schema {version}, newer than this version's {SCHEMA_VERSION}",
             "upgrade nlac-lightning, or name a new file",
         )
+    if not empty and version < SCHEMA_VERSION:
+        raise ConfigError(
+            str(path),
+            f"written with schema {version}, older than this version's {SCHEMA_VERSION}",
+            "name a new file, or export it to Parquet with the version that wrote it",
+        )
     if not read_only:
         if empty:
             for statement in TABLES.split(";"):

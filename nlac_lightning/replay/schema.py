@@ -20,7 +20,7 @@ from nlac_lightning.replay.episode import Episode, Turn
 APPLICATION_ID = 0x4E4C4143
 """Marks the SQLite file as a replay buffer (``PRAGMA application_id``)."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by one with every change of the tables (``PRAGMA user_version``)."""
 
 # `state` is a hash of a task and a state in it, `way` of these and an action: turns of equal way

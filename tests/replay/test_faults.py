@@ -45,6 +45,13 @@ def test_database_of_another_program(tmp_path):
     open_fails(path, "not a replay buffer")
 
 
+def test_older_schema(path):
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
+    connection.close()
+    open_fails(path, f"schema {SCHEMA_VERSION - 1}, older")
+
+
 def test_newer_schema(path):
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
