@@ -105,9 +105,10 @@ _REFUSE = CommandSpec(
 _POLICY_COMMANDS = {**_COMMANDS, "refuse": _REFUSE}
 
 _SHORT_SYSTEM = (
-    "Help desk. Commands: find ORDER, verify ZIP, offer refund, offer cancel, refund ORDER, "
-    "cancel ORDER, tell STATUS, close.\n"
-    "Find, verify, then offer and act, or tell what is asked. Close at the end."
+    "Help desk. First find ORDER (2 digits), then verify ZIP (3 digits).\n"
+    "Money back: offer refund, refund ORDER, close.\n"
+    "Stop the order: offer cancel, cancel ORDER, close.\n"
+    "Where is it: tell STATUS (packed, shipped, delayed, lost), close."
 )
 
 _RULES = (
