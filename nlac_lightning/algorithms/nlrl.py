@@ -1,7 +1,7 @@
 """Natural Language Reinforcement Learning (arXiv 2411.14251): language Monte Carlo.
 
-NLAC's critic and losses with the other kind of target: instead of a one-step backup of a predicted
-future, a summary of real ones, played by the current policy.
+NLQL with the other kind of critic target: instead of a one-step backup of a predicted future, a
+summary of real ones, played by the current policy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nlac_lightning.algorithms.nlac import NLAC, CriticTarget, stored_action
+from nlac_lightning.algorithms.nlac import CriticTarget, stored_action
+from nlac_lightning.algorithms.nlql import NLQL
 from nlac_lightning.algorithms.warmup import TargetKind
 from nlac_lightning.errors import require_positive
 from nlac_lightning.futures import Futures, rollout_fields
@@ -17,7 +18,7 @@ from nlac_lightning.replay.episode import Transition
 from nlac_lightning.rollout import RolloutLimits
 
 
-class NLRL(NLAC):
+class NLRL(NLQL):
     """NLRL on NLAC's parts.
 
     The critic learns, for each (s, a) of the batch, the text in which the ``aggregation`` role sums
@@ -47,7 +48,7 @@ class NLRL(NLAC):
         n: int = 4,
         **options: Any,
     ) -> None:
-        super().__init__(improvement="best_of_n", base_action="fresh", m=1, n=n, **options)
+        super().__init__(n=n, **options)
         require_positive("model.rollouts", rollouts)
         self.rollouts, self.limits = rollouts, limits or RolloutLimits()
         self.futures: Futures

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
-from nlac_lightning.backbone import BackboneConfig
+from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
-from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import OnPolicySampler
 from nlac_lightning.policy_gradient.surrogate import (
@@ -36,7 +34,6 @@ from nlac_lightning.policy_gradient.trajectory import Trajectory, make_trajector
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.replay.sampler import BatchSampler
-from nlac_lightning.roles.roles import RolesConfig
 
 
 @dataclass
@@ -98,6 +95,7 @@ class OnPolicy(Algorithm):
         entropy: weight of an entropy bonus.
         kl: see :class:`KLConfig`.
         seed: order of minibatches.
+        parts: backbone, roles, optimizer, compute and evaluation; see :class:`Algorithm`.
     """
 
     off_policy = False
@@ -110,13 +108,9 @@ class OnPolicy(Algorithm):
         entropy: float,
         kl: KLConfig | None,
         seed: int,
-        backbone: BackboneConfig | None = None,
-        roles: RolesConfig | None = None,
-        optimizer: OptimizerConfig | None = None,
-        compute: ComputeConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
+        **parts: Any,
     ) -> None:
-        super().__init__(backbone, roles, optimizer, compute, evaluation)
+        super().__init__(**parts)
         require_positive("model.clip", clip)
         require_positive("model.clip_high", clip if clip_high is None else clip_high)
         require_positive("model.entropy", entropy, zero=True)
