@@ -46,16 +46,24 @@ class KLConfig:
     """``loss`` adds the estimate to the loss; ``reward`` takes it off the tokens' rewards."""
     estimator: KLEstimator = "k3"
     """See :func:`~nlac_lightning.policy_gradient.surrogate.kl_estimate`; ``k1`` is for rewards."""
+    corrected: bool = False
+    """In the loss, multiply the estimate by the ratio to the sampling policy, through which the
+    gradient flows too: it is then the divergence's own with every estimator, also off-policy
+    (arXiv 2512.02556, section 3.1; TRL's default). GRPO's paper does not."""
 
     def __post_init__(self) -> None:
         require_positive("model.kl.coef", self.coef, zero=True)
         require_choice("model.kl.where", self.where, ("loss", "reward"))
         require_choice("model.kl.estimator", self.estimator, ("k1", "k2", "k3"))
-        if self.where == "loss" and self.estimator == "k1":
+        if self.where == "loss" and self.estimator == "k1" and not self.corrected:
             raise ConfigError(
                 "model.kl.estimator",
                 "the gradient of k1 as a loss is zero in expectation",
-                "use k2 or k3, or set model.kl.where to reward",
+                "use k2 or k3, or set model.kl.where to reward or model.kl.corrected",
+            )
+        if self.where == "reward" and self.corrected:
+            raise ConfigError(
+                "model.kl.corrected", "no gradient flows through a reward", "set it to false"
             )
 
 
@@ -191,6 +199,8 @@ class OnPolicy(Algorithm):
         if self.kl.coef:
             kl = kl_estimate(new.logprobs, at.reference, self.kl.estimator)
             facts["kl"] = kl.detach()
+            if self.kl.corrected:
+                kl = kl * torch.exp(new.logprobs - at.logprobs)
             if self.kl.where == "loss":
                 loss = loss + self.kl.coef * kl
         if self.entropy:

@@ -90,6 +90,7 @@ def off_policy(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     ("normalisation", "scale", "kl"),
     [
         ("sequence", "std", KL),
+        ("sequence", "none", KLConfig(0.1, corrected=True)),
         ("token", "std", KLConfig(0.1, "loss", "k2")),
         ("constant", "none", KLConfig(0.1, "reward", "k1")),
     ],
@@ -121,7 +122,8 @@ def test_grpo_gradient_is_that_of_the_formula(
         ratio = torch.exp(new - torch.tensor(t.logprobs))
         token = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
         if kl.estimator == "k3":
-            token = token + 0.1 * (torch.exp(reference - new) - (reference - new) - 1)
+            k3 = torch.exp(reference - new) - (reference - new) - 1
+            token = token + 0.1 * (ratio * k3 if kl.corrected else k3)
         elif kl.estimator == "k2":
             token = token + 0.1 * 0.5 * (reference - new) ** 2
         length = {"sequence": len(t) * 6, "token": total, "constant": 6 * 6}[normalisation]
@@ -316,6 +318,8 @@ def test_wrong_settings_name_the_field(
 def test_settings_that_break_the_ratio_are_refused() -> None:
     with pytest.raises(ConfigError, match="estimator"):
         KLConfig(0.1, "loss", "k1")
+    with pytest.raises(ConfigError, match="corrected"):
+        KLConfig(0.1, "reward", "k1", corrected=True)
     roles = RolesConfig(policy=RoleConfig(sampling=Sampling(temperature=1.0, top_p=0.9)))
     with pytest.raises(ConfigError, match="top_p"):
         GRPO(roles=roles)

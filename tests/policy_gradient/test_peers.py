@@ -30,9 +30,10 @@ def build(
     bench: Any, algorithm: type, turns: int = 1, **options: Any
 ) -> tuple[Any, list[Transition]]:
     """A module outside a Trainer whose adapter differs from the base, and its own episodes."""
-    module = bench.build(algorithm, tokens=3, **options)
+    # a policy prompt without an instruction, so that an episode is one sequence, as in TRL
+    module = bench.build(algorithm, tokens=3, templates="help_desk_small", **options)
     module.configure_model()
-    bench.shake(module)
+    bench.shake(module, std=0.05)  # so that float32 is exact enough for 1e-4
     module.manual_backward = lambda loss: loss.backward()
     env = bench.Env(tasks=2, turns=turns)
     rollout = Rollout(env, module.roles, RolloutLimits())
@@ -110,10 +111,24 @@ class Episodes:
         return old
 
 
-@pytest.mark.parametrize("truncated", ["keep", "mask"])
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "bnpo", "dapo"])
-def test_grpo_step(bench: Any, tmp_path: Path, kind: str, truncated: str) -> None:
-    """Advantages, reference, ratios, clipping, KL and normalisation over multi-turn episodes."""
+@pytest.mark.parametrize(
+    ("kind", "truncated", "corrected"),
+    [
+        ("grpo", "keep", False),
+        ("grpo", "mask", True),
+        ("dr_grpo", "keep", True),
+        ("bnpo", "mask", False),
+        ("dapo", "keep", True),
+    ],
+)
+def test_grpo_step(
+    bench: Any, tmp_path: Path, kind: str, truncated: str, corrected: bool
+) -> None:
+    """Advantages, reference, ratios, clipping, KL and normalisation over multi-turn episodes.
+
+    The one choice that differs is a default: TRL multiplies the KL term by the ratio
+    (``use_bias_correction_kl``), the paper's loss and ours do not. Both have both.
+    """
     from datasets import Dataset
 
     longest = 3 * 3
@@ -126,7 +141,7 @@ def test_grpo_step(bench: Any, tmp_path: Path, kind: str, truncated: str) -> Non
         scale="none" if kind == "dr_grpo" else "std",
         clip=0.2,
         clip_high=0.28,
-        kl=KLConfig(0.1),
+        kl=KLConfig(0.1, corrected=corrected),
         truncated=truncated,
     )
     rng = np.random.default_rng(0)  # ratios away from 1
@@ -137,7 +152,7 @@ def test_grpo_step(bench: Any, tmp_path: Path, kind: str, truncated: str) -> Non
     ]
     module._read_rollout(episodes)
     metrics = module.accumulate(episodes, module.targets(episodes))
-    assert 0 < metrics["clipped"] < 1 and metrics["kl"] > 0.01
+    assert 0 < metrics["clipped"] < 1 and metrics["kl"] > 1e-3
     ours = gradients(module)
     module.zero_grad()
 
@@ -149,7 +164,7 @@ def test_grpo_step(bench: Any, tmp_path: Path, kind: str, truncated: str) -> Non
             output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False,
             gradient_checkpointing=False, per_device_train_batch_size=len(episodes),
             num_generations=GROUP, loss_type=kind, temperature=1.25, max_completion_length=longest,
-            beta=0.1, epsilon=0.2, epsilon_high=0.28,
+            beta=0.1, use_bias_correction_kl=corrected, epsilon=0.2, epsilon_high=0.28,
             scale_rewards="none" if kind == "dr_grpo" else "group",
         ),
         reward_funcs=theirs.rewards,
