@@ -1,4 +1,4 @@
-"""A trained adapter as a plain PEFT folder, without this package's checkpoint around it, and back."""
+"""A trained adapter as a plain PEFT folder, without a checkpoint around it, and back."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def ready(
     bench.shake(module)
     module.backbone.versions["online"] += 1
     module.manual_backward = lambda loss: loss.backward()
-    trajectories = make_trajectories(play(module, bench.Env(tasks=2, turns=turns), limit), module.roles)
+    batch = play(module, bench.Env(tasks=2, turns=turns), limit)
+    trajectories = make_trajectories(batch, module.roles)
     module.double()  # so that a mistake cannot pass for rounding
     module._read_rollout(trajectories)
     return module, trajectories
@@ -163,7 +164,8 @@ def test_ppo_gradient_is_that_of_the_formula(bench: Any, kl: KLConfig) -> None:
             rewards -= 0.1 * (t.logprobs - reference.numpy())
         delta = rewards + 0.9 * old[1:] - old[:-1]
         n = len(t)
-        gae = np.array([sum((0.9 * 0.8) ** (j - i) * delta[j] for j in range(i, n)) for i in range(n)])
+        decayed = [[0.72 ** (j - i) * delta[j] for j in range(i, n)] for i in range(n)]
+        gae = np.array([sum(row) for row in decayed])
         values = module.value_head(hidden)
         old = torch.tensor(old[:-1])
         returns = torch.tensor(gae) + old

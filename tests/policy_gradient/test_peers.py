@@ -121,9 +121,7 @@ class Episodes:
         ("dapo", "keep", True),
     ],
 )
-def test_grpo_step(
-    bench: Any, tmp_path: Path, kind: str, truncated: str, corrected: bool
-) -> None:
+def test_grpo_step(bench: Any, tmp_path: Path, kind: str, truncated: str, corrected: bool) -> None:
     """Advantages, reference, ratios, clipping, KL and normalisation over multi-turn episodes.
 
     The one choice that differs is a default: TRL multiplies the KL term by the ratio
@@ -214,9 +212,7 @@ def test_sft_step(bench: Any, tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     with module.backbone.use("online"):
-        loss = trainer.compute_loss(
-            trainer.model, next(iter(trainer.get_train_dataloader()))
-        )
+        loss = trainer.compute_loss(trainer.model, next(iter(trainer.get_train_dataloader())))
         loss.backward()
     assert sum(losses) == pytest.approx(float(loss.detach()), rel=1e-4)
     assert_same(ours, gradients(module))
