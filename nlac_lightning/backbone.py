@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
+from nlac_lightning.export import read_adapter
 from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.models import load_model, load_tokenizer, pick_dtype
 from nlac_lightning.prefix_tree import PackedTree
@@ -39,6 +41,9 @@ class BackboneConfig:
     """Dropout on the adapters' input while training."""
     target_modules: str | list[str] = "all-linear"
     """Layers that get adapters: PEFT's ``all-linear`` or a list of names such as ``q_proj``."""
+    init_adapter: str | None = None
+    """Trained adapter to begin with: a checkpoint of any algorithm, or a PEFT folder (``nlac
+    export``). ``base`` stays the model without it."""
     quantization: Literal["none", "nf4"] = "none"
     """``nf4`` holds the base in 4 bits (QLoRA, with bitsandbytes; works on CPU too)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -105,8 +110,28 @@ class Backbone(nn.Module):
             parameter.requires_grad_(".online." in name)
             if "lora_" in name:
                 parameter.data = parameter.data.float()
+        if config.init_adapter is not None:
+            self._begin_with(Path(config.init_adapter))
         self.versions = dict.fromkeys(ADAPTERS, 0)
         self.copy_online_to_target()
+
+    @torch.no_grad()
+    def _begin_with(self, path: Path) -> None:
+        scale, weights = read_adapter(path)
+        online = self.adapter_parameters("online")
+        wrong = sorted(online.keys() ^ weights.keys()) or [
+            name for name, value in online.items() if value.shape != weights[name].shape
+        ]
+        if not wrong and scale != self.config.lora_alpha / self.config.lora_r:
+            wrong = [f"scale lora_alpha / lora_r = {scale:g}"]
+        if wrong:
+            raise ConfigError(
+                "model.backbone.init_adapter",
+                f"{path} does not fit (first difference: {wrong[0]})",
+                "set lora_r, lora_alpha and target_modules as it was trained with",
+            )
+        for name, parameter in online.items():
+            parameter.copy_(weights[name])
 
     @property
     def device(self) -> torch.device:

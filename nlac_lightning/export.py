@@ -1,4 +1,4 @@
-"""A trained adapter as a plain PEFT folder, without this package's checkpoint around it."""
+"""A trained adapter as a plain PEFT folder, without a checkpoint around it, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import torch
 from peft import LoraConfig
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nlac_lightning.errors import ConfigError, require_choice
@@ -33,11 +34,7 @@ def export_adapter(checkpoint: Path, out: Path, adapter: Literal["online", "targ
     """
     require_choice("adapter", adapter, ("online", "target"))
     content = read_checkpoint(checkpoint)
-    weights: dict[str, Tensor] = {
-        name.removeprefix(PREFIX).replace(f".{adapter}.", "."): value.contiguous()
-        for name, value in content["state_dict"].items()
-        if f".{adapter}." in name
-    }
+    weights = _weights(content, adapter)
     facts = content["nlac"]
     config = LoraConfig(
         **facts["lora"],
@@ -57,6 +54,36 @@ def export_adapter(checkpoint: Path, out: Path, adapter: Literal["online", "targ
         f"{adapter} adapter of {facts['base']} ({len(weights)} tensors) written to {out}\n"
         f"load it: peft.PeftModel.from_pretrained(base_model, '{out}')"
     )
+
+
+def read_adapter(path: Path) -> tuple[float, dict[str, Tensor]]:
+    """A PEFT folder's adapter, or the online one of a checkpoint.
+
+    Returns:
+        Its scale, ``lora_alpha / r``, and its weights under PEFT's names.
+
+    Raises:
+        ConfigError: neither of the two.
+    """
+    if path.is_dir():
+        try:
+            config = LoraConfig.from_pretrained(str(path))
+            return config.lora_alpha / config.r, load_file(path / "adapter_model.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ConfigError(
+                str(path), f"it is no LoRA folder ({error})", "name one that `nlac export` wrote"
+            ) from error
+    content = read_checkpoint(path)
+    lora = content["nlac"]["lora"]
+    return lora["lora_alpha"] / lora["r"], _weights(content, "online")
+
+
+def _weights(content: dict[str, Any], adapter: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(PREFIX).replace(f".{adapter}.", "."): value.contiguous()
+        for name, value in content["state_dict"].items()
+        if f".{adapter}." in name
+    }
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any
 from nlac_lightning.envs.base import TextEnv
 from nlac_lightning.envs.replay import tasks_by_id
 from nlac_lightning.errors import ConfigError
+from nlac_lightning.forks import Fork, ForkedRollout
 from nlac_lightning.generation.base import Completion, Generator
 from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import Fork, ModelActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import ModelActor, RolloutLimits
 
 
 class Futures:
@@ -61,7 +62,7 @@ class Futures:
                     "use the settings with which the buffer was filled",
                 )
             forks += [Fork(task, state, action, seed + i * self.n + j) for j in range(self.n)]
-        rollout = Rollout(self.env, self.roles, self.limits)
+        rollout = ForkedRollout(self.env, self.roles, self.limits)
         actor = ModelActor(self.roles, self.generator)
         played = sorted(rollout.branch(forks, actor), key=lambda episode: episode.seed)
         self.counts["branch_episodes"] += len(played)

@@ -18,10 +18,9 @@ from typing import Literal, Protocol
 import numpy as np
 
 from nlac_lightning.envs.base import Message, Session, Step, Task, TextEnv
-from nlac_lightning.envs.replay import resume
-from nlac_lightning.errors import ConfigError, require_choice, require_positive
+from nlac_lightning.errors import require_choice, require_positive
 from nlac_lightning.generation.base import Completion, Generator
-from nlac_lightning.replay.episode import Episode, Transition, Turn
+from nlac_lightning.replay.episode import Episode, Turn
 from nlac_lightning.roles.codec import Codec, Ids
 from nlac_lightning.roles.roles import Prompt, Roles
 
@@ -70,28 +69,13 @@ class Exploration:
         require_positive("rollout.exploration.tries", self.tries)
 
 
-@dataclass(frozen=True)
-class Fork:
-    """Where a rollout leaves a stored episode.
-
-    Attributes:
-        task, state: the state to go back to.
-        action: what is done there first.
-        seed: of all that follows, the environment's chance included.
-    """
-
-    task: Task
-    state: Transition
-    action: Completion
-    seed: int
-
-
 @dataclass
 class Live:
     """A running episode.
 
     Attributes:
-        path, first: actions to begin with: explored ones, or the action of a :class:`Fork`.
+        path, first: actions to begin with: explored ones, or the action of a
+            :class:`~nlac_lightning.forks.Fork`.
         before: turns of the stored episode that it continues.
     """
 
@@ -222,16 +206,6 @@ class Rollout:
         """Play each (task, seed) once; episodes come as they end."""
         return self._play([partial(self._start, *job) for job in jobs], actor, progress)
 
-    def branch(self, forks: Sequence[Fork], actor: Actor) -> Iterator[Episode]:
-        """Play on from stored states; the episodes begin there and carry their fork's seed.
-
-        The environment must give equal answers to equal seeds and actions.
-
-        Raises:
-            ConfigError: the environment's settings are not those of the stored episode.
-        """
-        return self._play([partial(self._fork, fork) for fork in forks], actor)
-
     def _play(
         self,
         starts: Sequence[Callable[[], Live | None]],
@@ -272,32 +246,6 @@ class Rollout:
             path = path[: int(rng.integers(len(path)))]
         now = time.monotonic()
         return Live(task, seed, session, ids, ids, list(opening), rng, now, opening, path)
-
-    def _fork(self, fork: Fork) -> Live | None:
-        state = fork.state
-        try:
-            session = resume(self.env, fork.task, state.seed, state.past_actions)
-            chance, draws = np.random.SeedSequence(fork.seed).spawn(2)
-            session.reseed(int(chance.generate_state(1, np.uint64)[0]))
-        except ConfigError:
-            raise
-        except Exception as error:
-            self.counts["reset_error"] += 1
-            log.warning("task %s could not be played again: %s", fork.task.id, error)
-            return None
-        return Live(
-            fork.task,
-            fork.seed,
-            session,
-            state.state_ids,
-            state.state_ids,
-            list(state.state_messages),
-            np.random.Generator(np.random.Philox(draws)),
-            time.monotonic(),
-            list(state.state_messages),
-            first=fork.action,
-            before=state.t,
-        )
 
     def _choose(self, live: list[Live], actor: Actor) -> list[tuple[Live, Completion, bool]]:
         chosen: list[tuple[Live, Completion, bool]] = []

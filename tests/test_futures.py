@@ -11,10 +11,11 @@ from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.envs.language_mdp import LanguageMDPEnv
 from nlac_lightning.errors import ConfigError
+from nlac_lightning.forks import Fork, ForkedRollout
 from nlac_lightning.futures import Futures, rollout_fields
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import Fork, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
 
 DESK = HelpDeskEnv(level=0, n_train=2)
 
@@ -38,7 +39,7 @@ def test_a_fork_with_the_stored_action_repeats_the_episode(roles: Roles) -> None
         Fork(task, state, roles.codec.given(state.turn.action), 100 + state.t)
         for state in stored.transitions()
     ]
-    rollout = Rollout(DESK, roles, RolloutLimits())
+    rollout = ForkedRollout(DESK, roles, RolloutLimits())
     played = sorted(rollout.branch(forks, OracleActor(roles.codec)), key=lambda e: e.seed)
     assert [episode.seed for episode in played] == [fork.seed for fork in forks]
     for t, episode in enumerate(played):
@@ -52,7 +53,7 @@ def test_a_fork_with_the_stored_action_repeats_the_episode(roles: Roles) -> None
 def test_a_fork_takes_its_own_action_and_counts_the_turns_before(roles: Roles) -> None:
     task = DESK.tasks("train")[0]
     state = solve(DESK, roles, task).transition(2)
-    rollout = Rollout(DESK, roles, RolloutLimits(max_turns=4))
+    rollout = ForkedRollout(DESK, roles, RolloutLimits(max_turns=4))
     fork = Fork(task, state, roles.codec.given("nonsense"), 0)
     (episode,) = rollout.branch([fork], OracleActor(roles.codec))
     assert [turn.action for turn in episode.turns] == ["nonsense", state.turn.action]
@@ -67,7 +68,7 @@ def test_futures_differ_by_the_environments_chance(roles: Roles) -> None:
     state = solve(env, roles, task).transition(0)
     away = roles.codec.given("nowhere")  # no exit: only chance can end the walk here
     forks = [Fork(task, state, away, seed) for seed in range(300)]
-    rollout = Rollout(env, roles, RolloutLimits(max_turns=1, parallel=300))
+    rollout = ForkedRollout(env, roles, RolloutLimits(max_turns=1, parallel=300))
     ended = [e.turns[0].terminated for e in rollout.branch(forks, OracleActor(roles.codec))]
     share, spread = 1 - survival, (survival * (1 - survival) / 300) ** 0.5
     assert abs(sum(ended) / 300 - share) < 4 * spread

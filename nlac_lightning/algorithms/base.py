@@ -96,9 +96,11 @@ class Algorithm(lightning.LightningModule):
     """Base of all algorithms: manual optimisation of one adapter.
 
     Args:
-        backbone: which model.
-        roles: which prompts.
-        optimizer, compute, evaluation: see their classes.
+        backbone: which model is trained, and how its adapters look.
+        roles: prompts, sampling and adapter of each role.
+        optimizer: step size, its schedule, and clipping of the gradient.
+        compute: how much is processed at one time; changes speed and memory, never results.
+        evaluation: how held-out tasks are played, and what is measured there.
 
     Attributes:
         rollout_plan: what an on-policy algorithm asks of RolloutCallback; None leaves it its own

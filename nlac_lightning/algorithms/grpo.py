@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from nlac_lightning.algorithms.base import ComputeConfig, OptimizerConfig
-from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
-from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.policy_gradient.advantages import group_advantages
 from nlac_lightning.policy_gradient.on_policy import KLConfig, OnPolicy
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.trajectory import Trajectory
-from nlac_lightning.roles.roles import RolesConfig
 
 
 class GRPO(OnPolicy):
@@ -44,7 +40,7 @@ class GRPO(OnPolicy):
         entropy: weight of an entropy bonus.
         kl: see :class:`KLConfig`; the penalty ``reward`` is summed over an episode.
         seed: order of minibatches.
-        backbone, roles, optimizer, compute, evaluation: see their classes.
+        parts: backbone, roles, optimizer, compute and evaluation; see :class:`Algorithm`.
     """
 
     def __init__(
@@ -64,11 +60,7 @@ class GRPO(OnPolicy):
         entropy: float = 0.0,
         kl: KLConfig | None = None,
         seed: int = 0,
-        backbone: BackboneConfig | None = None,
-        roles: RolesConfig | None = None,
-        optimizer: OptimizerConfig | None = None,
-        compute: ComputeConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
+        **parts: Any,
     ) -> None:
         require_positive("model.groups", groups)
         require_positive("model.group_size", group_size - 1)
@@ -91,8 +83,7 @@ class GRPO(OnPolicy):
             informative=dynamic_sampling,
             max_collections=max_collections if dynamic_sampling else 1,
         )
-        parts = (backbone, roles, optimizer, compute, evaluation)
-        super().__init__(plan, clip, clip_high, entropy, kl, seed, *parts)
+        super().__init__(plan, clip, clip_high, entropy, kl, seed, **parts)
         self.scale, self.normalisation, self.max_tokens = scale, normalisation, max_tokens
         self.truncated = truncated
 

@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
+from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.algorithms.examples import Example, Teacher, weigh
 from nlac_lightning.algorithms.warmup import CriticGate, TargetKind, WarmupConfig
-from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.critic import Critic, CriticSource
 from nlac_lightning.envs.base import Message
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
-from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.generation.base import Completion
 from nlac_lightning.improvement import IMPROVEMENTS, Improve, Improvement, Improver
 from nlac_lightning.replay.episode import Transition
-from nlac_lightning.roles.roles import Prompt, RolesConfig
+from nlac_lightning.roles.roles import Prompt
 
 
 @dataclass
@@ -90,7 +88,7 @@ class NLAC(Algorithm):
         loss: see :class:`LossConfig`.
         warmup: see :class:`~nlac_lightning.algorithms.warmup.WarmupConfig`.
         seed: seed of all sampling in training.
-        backbone, roles, optimizer, compute, evaluation: see their classes.
+        parts: backbone, roles, optimizer, compute and evaluation; see :class:`Algorithm`.
 
     Source: arXiv 2512.04601, section 4 and algorithm 1.
     """
@@ -110,13 +108,9 @@ class NLAC(Algorithm):
         loss: LossConfig | None = None,
         warmup: WarmupConfig | None = None,
         seed: int = 0,
-        backbone: BackboneConfig | None = None,
-        roles: RolesConfig | None = None,
-        optimizer: OptimizerConfig | None = None,
-        compute: ComputeConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
+        **parts: Any,
     ) -> None:
-        super().__init__(backbone, roles, optimizer, compute, evaluation)
+        super().__init__(**parts)
         require_choice("model.improvement", improvement, IMPROVEMENTS)
         require_choice("model.critic", critic, ("learned", "oracle", "none", "shuffled"))
         require_choice("model.base_action", base_action, ("fresh", "buffer", "mixed"))

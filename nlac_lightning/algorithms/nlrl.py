@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nlac_lightning.algorithms.nlac import NLAC, CriticTarget, stored_action
+from nlac_lightning.algorithms.nlac import CriticTarget, stored_action
+from nlac_lightning.algorithms.plays_futures import PlaysFutures
 from nlac_lightning.algorithms.warmup import TargetKind
-from nlac_lightning.errors import require_positive
-from nlac_lightning.futures import Futures, rollout_fields
+from nlac_lightning.futures import rollout_fields
 from nlac_lightning.replay.episode import Transition
-from nlac_lightning.rollout import RolloutLimits
 
 
-class NLRL(NLAC):
+class NLRL(PlaysFutures):
     """NLRL on NLAC's parts.
 
     The critic learns, for each (s, a) of the batch, the text in which the ``aggregation`` role sums
@@ -29,34 +28,18 @@ class NLRL(NLAC):
     transition of the batch; ``loss.critic_share`` lowers that.
 
     Args:
-        rollouts: rollouts of each state-action that are aggregated in context.
-        limits: their bounds; use those of the task's RolloutCallback.
         n: actions that are enumerated.
-        options: see :class:`~nlac_lightning.algorithms.nlac.NLAC`. With ``warmup.targets``
-            ``outcome``, the targets of the warm-up describe the stored episode instead.
+        options: see :class:`~nlac_lightning.algorithms.plays_futures.PlaysFutures`. With
+            ``warmup.targets`` ``outcome``, the targets of the warm-up describe the stored episode
+            instead.
 
     Source: arXiv 2512.04601, baselines ("NLRL").
     """
 
     target_role = "aggregation"
 
-    def __init__(
-        self,
-        rollouts: int = 4,
-        limits: RolloutLimits | None = None,
-        n: int = 4,
-        **options: Any,
-    ) -> None:
+    def __init__(self, n: int = 4, **options: Any) -> None:
         super().__init__(improvement="best_of_n", base_action="fresh", m=1, n=n, **options)
-        require_positive("model.rollouts", rollouts)
-        self.rollouts, self.limits = rollouts, limits or RolloutLimits()
-        self.futures: Futures
-
-    def configure_model(self) -> None:
-        super().configure_model()
-        self.futures = Futures(
-            self.env, self.roles, self.generator, self.rollouts, self.limits, self.counts
-        )
 
     def critic_targets(
         self, batch: Sequence[Transition], seed: int, kind: TargetKind = "td"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nlac_lightning.algorithms.base import ComputeConfig, OptimizerConfig
-from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.errors import require_positive
-from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.policy_gradient.advantages import gae, normalise
 from nlac_lightning.policy_gradient.on_policy import (
     KLConfig,
@@ -23,7 +21,6 @@ from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.surrogate import clipped_value_loss
 from nlac_lightning.policy_gradient.tokens import TokenOutputs, ValueHead, read_values
 from nlac_lightning.policy_gradient.trajectory import Segment, Trajectory
-from nlac_lightning.roles.roles import RolesConfig
 
 
 class PPO(OnPolicy):
@@ -45,7 +42,7 @@ class PPO(OnPolicy):
         normalise_advantages: to mean 0 and deviation 1 over the tokens of a minibatch.
         kl: see :class:`KLConfig`.
         seed: order of minibatches.
-        backbone, roles, optimizer, compute, evaluation: see their classes.
+        parts: backbone, roles, optimizer, compute and evaluation; see :class:`Algorithm`.
     """
 
     saved_parameters = ("lora_", "value_head.")
@@ -65,15 +62,10 @@ class PPO(OnPolicy):
         normalise_advantages: bool = True,
         kl: KLConfig | None = None,
         seed: int = 0,
-        backbone: BackboneConfig | None = None,
-        roles: RolesConfig | None = None,
-        optimizer: OptimizerConfig | None = None,
-        compute: ComputeConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
+        **parts: Any,
     ) -> None:
         plan = RolloutPlan(episodes, minibatches, epochs)
-        parts = (backbone, roles, optimizer, compute, evaluation)
-        super().__init__(plan, clip, clip_high, entropy, kl, seed, *parts)
+        super().__init__(plan, clip, clip_high, entropy, kl, seed, **parts)
         for name, value in (("gamma", gamma), ("lam", lam)):
             require_positive(f"model.{name}", value, zero=True)
             require_positive(f"model.{name}", 1 - value, zero=True)

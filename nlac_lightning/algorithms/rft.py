@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
+from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.algorithms.examples import Example
-from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.errors import require_choice, require_positive
-from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.replay.sampler import BatchSampler
 from nlac_lightning.replay.successes import SuccessSampler
-from nlac_lightning.roles.roles import RolesConfig
 
 
 class RFT(Algorithm):
@@ -31,7 +28,7 @@ class RFT(Algorithm):
         skip_errors: leave out actions that the environment answered with an error.
         normalisation: ``turn`` gives every action the same weight, ``token`` every token.
         seed: of the batches.
-        backbone, roles, optimizer, compute, evaluation: see their classes.
+        parts: backbone, roles, optimizer, compute and evaluation; see :class:`Algorithm`.
 
     Source: arXiv 2308.01825 (rejection sampling fine-tuning).
     """
@@ -45,13 +42,9 @@ class RFT(Algorithm):
         skip_errors: bool = True,
         normalisation: Literal["turn", "token"] = "turn",
         seed: int = 0,
-        backbone: BackboneConfig | None = None,
-        roles: RolesConfig | None = None,
-        optimizer: OptimizerConfig | None = None,
-        compute: ComputeConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
+        **parts: Any,
     ) -> None:
-        super().__init__(backbone, roles, optimizer, compute, evaluation)
+        super().__init__(**parts)
         require_choice("model.normalisation", normalisation, ("turn", "token"))
         if per_task is not None:
             require_positive("model.per_task", per_task)

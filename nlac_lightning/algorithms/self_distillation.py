@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.nlac import LossConfig
+from nlac_lightning.algorithms.plays_futures import PlaysFutures
 from nlac_lightning.critic import Critique
-from nlac_lightning.errors import require_positive
-from nlac_lightning.futures import Futures, rollout_fields
+from nlac_lightning.futures import rollout_fields
 from nlac_lightning.improvement import Improve, Improvement, whole
 from nlac_lightning.replay.episode import Transition
-from nlac_lightning.rollout import RolloutLimits
 
 
-class SelfDistillation(NLAC):
+class SelfDistillation(PlaysFutures):
     """L2 alone, on refinements by the ``hindsight`` role.
 
     In each state of the batch the base action is played on ``rollouts`` times; the refiner reads
@@ -26,21 +25,13 @@ class SelfDistillation(NLAC):
     environment episodes.
 
     Args:
-        rollouts: rollouts of each base action.
-        limits: their bounds; use those of the task's RolloutCallback.
         policy_kl: see :class:`~nlac_lightning.algorithms.nlac.LossConfig`.
-        options: see :class:`~nlac_lightning.algorithms.nlac.NLAC`.
+        options: see :class:`~nlac_lightning.algorithms.plays_futures.PlaysFutures`.
 
     Source: arXiv 2512.04601, ablations ("Self-Distillation").
     """
 
-    def __init__(
-        self,
-        rollouts: int = 4,
-        limits: RolloutLimits | None = None,
-        policy_kl: float = 0.0,
-        **options: Any,
-    ) -> None:
+    def __init__(self, policy_kl: float = 0.0, **options: Any) -> None:
         super().__init__(
             improvement="refine",
             critic="none",
@@ -50,15 +41,6 @@ class SelfDistillation(NLAC):
             loss=LossConfig(critic_weight=0.0, policy_kl=policy_kl),
             warmup=None,
             **options,
-        )
-        require_positive("model.rollouts", rollouts)
-        self.rollouts, self.limits = rollouts, limits or RolloutLimits()
-        self.futures: Futures
-
-    def configure_model(self) -> None:
-        super().configure_model()
-        self.futures = Futures(
-            self.env, self.roles, self.generator, self.rollouts, self.limits, self.counts
         )
 
     def improver(self) -> Improve:

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
-from nlac_lightning.backbone import BackboneConfig
+from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
-from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import OnPolicySampler
 from nlac_lightning.policy_gradient.surrogate import (
@@ -36,7 +34,6 @@ from nlac_lightning.policy_gradient.trajectory import Trajectory, make_trajector
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.replay.sampler import BatchSampler
-from nlac_lightning.roles.roles import RolesConfig
 
 
 @dataclass
@@ -49,16 +46,24 @@ class KLConfig:
     """``loss`` adds the estimate to the loss; ``reward`` takes it off the tokens' rewards."""
     estimator: KLEstimator = "k3"
     """See :func:`~nlac_lightning.policy_gradient.surrogate.kl_estimate`; ``k1`` is for rewards."""
+    corrected: bool = False
+    """In the loss, multiply the estimate by the ratio to the sampling policy, through which the
+    gradient flows too: it is then the divergence's own with every estimator, also off-policy
+    (arXiv 2512.02556, section 3.1; TRL's default). GRPO's paper does not."""
 
     def __post_init__(self) -> None:
         require_positive("model.kl.coef", self.coef, zero=True)
         require_choice("model.kl.where", self.where, ("loss", "reward"))
         require_choice("model.kl.estimator", self.estimator, ("k1", "k2", "k3"))
-        if self.where == "loss" and self.estimator == "k1":
+        if self.where == "loss" and self.estimator == "k1" and not self.corrected:
             raise ConfigError(
                 "model.kl.estimator",
                 "the gradient of k1 as a loss is zero in expectation",
-                "use k2 or k3, or set model.kl.where to reward",
+                "use k2 or k3, or set model.kl.where to reward or model.kl.corrected",
+            )
+        if self.where == "reward" and self.corrected:
+            raise ConfigError(
+                "model.kl.corrected", "no gradient flows through a reward", "set it to false"
             )
 
 
@@ -98,6 +103,7 @@ class OnPolicy(Algorithm):
         entropy: weight of an entropy bonus.
         kl: see :class:`KLConfig`.
         seed: order of minibatches.
+        parts: backbone, roles, optimizer, compute and evaluation; see :class:`Algorithm`.
     """
 
     off_policy = False
@@ -110,13 +116,9 @@ class OnPolicy(Algorithm):
         entropy: float,
         kl: KLConfig | None,
         seed: int,
-        backbone: BackboneConfig | None = None,
-        roles: RolesConfig | None = None,
-        optimizer: OptimizerConfig | None = None,
-        compute: ComputeConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
+        **parts: Any,
     ) -> None:
-        super().__init__(backbone, roles, optimizer, compute, evaluation)
+        super().__init__(**parts)
         require_positive("model.clip", clip)
         require_positive("model.clip_high", clip if clip_high is None else clip_high)
         require_positive("model.entropy", entropy, zero=True)
@@ -197,6 +199,8 @@ class OnPolicy(Algorithm):
         if self.kl.coef:
             kl = kl_estimate(new.logprobs, at.reference, self.kl.estimator)
             facts["kl"] = kl.detach()
+            if self.kl.corrected:
+                kl = kl * torch.exp(new.logprobs - at.logprobs)
             if self.kl.where == "loss":
                 loss = loss + self.kl.coef * kl
         if self.entropy:

@@ -1,6 +1,8 @@
 """RFT imitates successes and nothing else, through a real Trainer on the help desk."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lightning
 import pytest
@@ -16,11 +18,12 @@ from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
 ENV = HelpDeskEnv(level=0, n_train=4)
 
 
-def build(path: str) -> RFT:
+def build(path: str, **options: Any) -> RFT:
     return RFT(
         roles=RolesConfig(templates="help_desk_small", format="plain", action="plain"),
         backbone=BackboneConfig(path, lora_r=4, dtype="float32"),
         optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0),
+        **options,
     )
 
 
@@ -54,3 +57,27 @@ def test_learns_the_successes_of_a_buffer_and_skips_without(
     last = float(trainer.callback_metrics["train/policy"])
     assert last < 10.5, last  # ln 49152 = 10.8 at the start; the random head stays frozen
     assert module.counts["skipped_steps"] == 1
+
+
+def test_weights_and_what_is_left_out(tiny_llama_path: str) -> None:
+    module = build(tiny_llama_path, normalisation="token")
+    module.configure_model()
+    rollout = Rollout(ENV, module.roles, RolloutLimits())
+    episode = next(rollout.play([(ENV.tasks("train")[0], 0)], OracleActor(module.roles.codec)))
+    cut, wrong, invalid, *rest = episode.transitions()
+    lengths = [len(x.turn.action_ids) for x in rest]
+    assert len(set(lengths)) > 1, "the two weightings must differ"
+    batch = [
+        replace(cut, turn=replace(cut.turn, finish_reason="length")),
+        replace(wrong, turn=replace(wrong.turn, info={"error": "no such order"})),
+        replace(invalid, turn=replace(invalid.turn, info={"valid": False})),
+        *rest,
+    ]
+    # an example's weight multiplies the mean over its tokens
+    weights = [example.weight for example in module.examples(batch)]
+    assert weights == pytest.approx([length / sum(lengths) for length in lengths])
+    assert module.counts == {"cut_off_dropped": 1, "errors_dropped": 2}
+    module.normalisation, module.skip_errors = "turn", False
+    kept = len(batch) - 1
+    weights = [example.weight for example in module.examples(batch)]
+    assert weights == pytest.approx([1 / kept] * kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from nlac_lightning.backbone import Backbone, BackboneConfig
+from nlac_lightning.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -89,6 +91,15 @@ def _assert_same_logits(folder: Path, base: str) -> None:
         trained = backbone.model(ids).logits
     torch.testing.assert_close(alone, trained)
     assert (trained - untrained).abs().max() > 1e-3
+    for source in (folder / LAST, folder / "adapter"):
+        config = BackboneConfig(base, lora_r=4, dtype="float32", init_adapter=str(source))
+        begun = Backbone(config).eval()
+        for adapter in ("online", "target"):
+            with torch.no_grad(), begun.use(adapter):
+                torch.testing.assert_close(begun.model(ids).logits, trained)
+        for wrong in ({"lora_r": 8}, {"lora_alpha": 8.0}, {"init_adapter": base}):
+            with pytest.raises(ConfigError):
+                Backbone(replace(config, **wrong))
 
 
 def test_roles_shows_every_role(commands: Callable[..., Any], config: str, tmp_path: Path) -> None:

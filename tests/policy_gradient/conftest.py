@@ -68,11 +68,18 @@ class Bench:
     def __init__(self, model: str, folder: Path) -> None:
         self.model, self.folder = model, folder
 
-    def build(self, algorithm: type[Any], lr: float = 1e-2, tokens: int = 1, **options: Any) -> Any:
+    def build(
+        self,
+        algorithm: type[Any],
+        lr: float = 1e-2,
+        tokens: int = 1,
+        templates: str = "default",
+        **options: Any,
+    ) -> Any:
         """The algorithm on the tiny model, with short answers at a temperature other than 1."""
-        sampling = Sampling(temperature=1.25, max_new_tokens=tokens)
+        policy = RoleConfig(sampling=Sampling(temperature=1.25, max_new_tokens=tokens))
         return algorithm(
-            roles=RolesConfig(format="plain", action="plain", policy=RoleConfig(sampling=sampling)),
+            roles=RolesConfig(templates, format="plain", action="plain", policy=policy),
             backbone=BackboneConfig(self.model, lora_r=4, dtype="float32"),
             optimizer=OptimizerConfig(lr=lr, warmup_steps=0),
             **options,
@@ -103,11 +110,11 @@ class Bench:
         return trainer.callbacks[1].metrics, data  # type: ignore[attr-defined]
 
     @staticmethod
-    def shake(module: Algorithm) -> None:
+    def shake(module: Algorithm, std: float = 0.3) -> None:
         """Make the adapter differ from the base."""
         torch.manual_seed(1)
         for parameter in module.backbone.adapter_parameters("online").values():
-            nn.init.normal_(parameter, std=0.3)
+            nn.init.normal_(parameter, std=std)
 
 
 class Recorder(lightning.Callback):

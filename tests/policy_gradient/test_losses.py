@@ -90,7 +90,8 @@ def test_value_loss_takes_the_larger_error() -> None:
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_kl_estimators_in_expectation(kind: KLEstimator) -> None:
-    """Sums over all outcomes: k1 and k3 are the divergence; k2's gradient is its gradient."""
+    """Sums over all outcomes: k1 and k3 are the divergence; k2's gradient is its gradient, and
+    times the ratio (1 in value) so are those of k1 and k3."""
     logits = torch.tensor(RNG.normal(size=5), requires_grad=True)
     reference = torch.log_softmax(torch.tensor(RNG.normal(size=5)), 0)
     logprobs = torch.log_softmax(logits, 0)
@@ -98,7 +99,10 @@ def test_kl_estimators_in_expectation(kind: KLEstimator) -> None:
     divergence = (p * (logprobs - reference)).sum()
     (true_gradient,) = torch.autograd.grad(divergence, logits, retain_graph=True)
     estimate = kl_estimate(logprobs, reference, kind)
-    (gradient,) = torch.autograd.grad((p.detach() * estimate).sum(), logits)
+    (gradient,) = torch.autograd.grad((p.detach() * estimate).sum(), logits, retain_graph=True)
+    ratio = torch.exp(logprobs - logprobs.detach())
+    (corrected,) = torch.autograd.grad((p.detach() * ratio * estimate).sum(), logits)
+    assert torch.allclose(corrected, true_gradient) == (kind != "k2")
     if kind != "k2":
         assert float((p * estimate).sum().detach()) == pytest.approx(float(divergence.detach()))
     if kind == "k1":
