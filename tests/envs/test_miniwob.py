@@ -10,6 +10,9 @@ import pytest
 for package in ("gymnasium", "browsergym.core", "browsergym.miniwob", "miniwob"):
     pytest.importorskip(package, reason=f"needs the extra web: no {package}")
 
+import playwright.sync_api
+
+from nlac_lightning.envs import miniwob
 from nlac_lightning.envs.base import Session, Step
 from nlac_lightning.envs.gymnasium_adapter import GymnasiumEnv
 from nlac_lightning.envs.miniwob import ACTIONS, MiniWob, find_chromium
@@ -101,3 +104,74 @@ def test_a_scripted_policy_solves_the_page(page: str) -> None:
         assert all(step.reward == 0 and step.info["valid"] for step in steps[:-1])
         goals.add(goal + tree)
     assert len(goals) == 2, "another seed is another task"
+
+
+def test_windows_side_by_side_are_apart_and_equal_seeds_equal() -> None:
+    first, second, again = (start("enter-text", number) for number in (0, 1, 0))
+    assert first.opening == again.opening != second.opening
+    field = mark(goal_and_page(first)[1], "textbox")
+    told = first.step(f'fill("{field}", "abc")').messages[0]["content"]
+    assert "abc" in told and "abc" not in second.step("scroll(0, 10)").messages[0]["content"]
+    goal, page = goal_and_page(second)
+    assert play(second, enter_text(goal, page))[-1].reward == 1
+    wrong = play(first, iter([f'click("{mark(goal_and_page(first)[1], "button", "Submit")}")']))[0]
+    assert wrong.terminated and (wrong.reward, wrong.info["reason"]) == (0.0, "failed")
+    assert first.step("scroll(0, 10)").info["error"] == "the episode is over"
+    for session in (first, second, again):
+        session.close()
+
+
+def test_what_is_no_action_is_answered_in_words_and_reaches_no_browser() -> None:
+    session = start("click-button")
+    for action in (
+        "", "press it", 'goto("http://127.0.0.1/")', "noop(1e9)", "click(bid=open('x'))",
+        'upload_file("12", "/etc/passwd")', "click(" * 300, 'click("1")\nclick("2")', "x" * 3000,
+    ):  # fmt: skip
+        step = session.step(action)
+        assert not step.info["valid"] and step.info["error"], action
+        assert not step.terminated and "Page:" in step.messages[0]["content"]
+    missing = session.step('click("999")')
+    assert missing.info["valid"] and "999" in missing.info["error"]
+    assert missing.messages[0]["content"].startswith("Error:")
+    session.close()
+
+
+def test_listed_actions_are_readable_and_hold_a_right_one() -> None:
+    session = start("enter-text")
+    goal, page = goal_and_page(session)
+    listed = session.admissible()
+    right = list(enter_text(goal, page))
+    assert set(right) <= set(listed) and "noop" not in str(listed)
+    assert play(session, iter(right))[-1].reward == 1 and not session.admissible()
+    session.close()
+
+
+def test_a_browser_that_dies_costs_its_episodes_only() -> None:
+    session = start("click-button")
+    for browser in miniwob._browsers.values():
+        browser.close()
+    with pytest.raises(playwright.sync_api.Error):
+        session.step("scroll(0, 10)")
+    fresh = start("click-button")
+    goal, page = goal_and_page(fresh)
+    assert play(fresh, click_button(goal, page))[-1].reward == 1
+    fresh.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "field"),
+    [
+        ({"pages": ["click-everything"]}, "env.kwargs.pages"),
+        ({"pages": []}, "env.kwargs.pages"),
+        ({"chromium": "/nowhere/chromium"}, "env.kwargs.chromium"),
+        ({"max_chars": 0}, "env.kwargs.max_chars"),
+    ],
+)
+def test_wrong_settings_name_their_field(kwargs: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MiniWob(**kwargs)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_only_actions_on_the_page_are_offered() -> None:
+    assert set(MiniWob()._actions.action_set) == set(ACTIONS)
