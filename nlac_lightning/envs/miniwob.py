@@ -11,6 +11,7 @@ import re
 import shutil
 import string
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 MAX_CHARS = 2000
 """Longer actions are refused unread."""
 
+_PATIENCE = 60
+"""Seconds for a page to open; on a busy machine BrowserGym's five are too few."""
 _REPEATS = ["LineBreak", "InlineTextBox"]
 """Roles of the tree that only repeat the text of the element above them."""
 _CLICKABLE = re.compile(
@@ -92,10 +95,7 @@ class MiniWob(gymnasium.Env[str, str]):
         self.pages, self.max_chars, self._settle = tuple(pages), max_chars, settle_seconds
         self._url = url or _packaged_pages()
         self._chromium = find_chromium(chromium)
-        self._actions = HighLevelActionSet(
-            ["custom"], [getattr(functions, name) for name in ACTIONS], multiaction=False
-        )
-        del self._actions.action_set["noop"]  # always added; a model could make it wait for ever
+        self._actions = _action_set()
         self._window: playwright.sync_api.BrowserContext | None = None
         self._goal = self._tree = ""
 
@@ -110,7 +110,7 @@ class MiniWob(gymnasium.Env[str, str]):
         self._window = _browser(self._chromium).new_context(
             viewport=self._task.viewport, offline=True
         )
-        self._window.set_default_timeout(self._task.timeout)
+        self._window.set_default_timeout(1000 * _PATIENCE)
         self._page = self._window.new_page()
         self._goal = self._task.setup(self._page)[0].strip()
         return f"Goal: {self._goal}\n{self._look()}", {"page": self._task.subdomain}
@@ -175,6 +175,15 @@ class MiniWob(gymnasium.Env[str, str]):
             raise ValueError(str(error)) from error
         except (pyparsing.ParseBaseException, RecursionError) as error:
             raise ValueError("The action cannot be read.") from error
+
+
+@cache
+def _action_set() -> HighLevelActionSet:
+    """BrowserGym's reader of actions; it takes a second to make."""
+    chosen = [getattr(functions, name) for name in ACTIONS]
+    actions = HighLevelActionSet(["custom"], chosen, multiaction=False)
+    del actions.action_set["noop"]  # always added; a model could make it wait for ever
+    return actions
 
 
 _browsers: dict[str, playwright.sync_api.Browser] = {}
