@@ -39,7 +39,9 @@ def run(env: TwentyQuestionsEnv, pairs: int, seed: int) -> Audit:
     rng = np.random.default_rng(seed)
     questions = [attribute.question for attribute in load_table().attributes]
     objects = rng.choice(env.objects, pairs)
-    return audit(answerer, zip(objects.tolist(), rng.choice(questions, pairs).tolist(), strict=True))
+    return audit(
+        answerer, zip(objects.tolist(), rng.choice(questions, pairs).tolist(), strict=True)
+    )
 
 
 def main() -> None:

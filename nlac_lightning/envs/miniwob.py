@@ -132,7 +132,13 @@ class MiniWob(gymnasium.Env[str, str]):
         info = {"valid": True, "error": failed}
         if done:
             reason = "solved" if reward > 0 else "failed"
-            return f"The task is over: {reason}.", float(reward), True, False, info | {"reason": reason}
+            return (
+                f"The task is over: {reason}.",
+                float(reward),
+                True,
+                False,
+                info | {"reason": reason},
+            )
         lead = f"Error: {failed}\n" if failed else ""
         return lead + self._look(), float(reward), False, False, info
 

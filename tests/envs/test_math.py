@@ -204,7 +204,9 @@ def test_evaluations_report_accuracy_pass_at_k_format_failures_and_length():
     result = EvaluationResult("base", "test", records, env.name)
     found, summary = breakdown(result), result.summary()
     assert summary["success"] == pytest.approx(3 * 2 / 16)
-    assert found["pass@k"] == pytest.approx({"1": 3 / 8, "2": 3 / 4 * 5 / 6, "3": 3 / 4, "4": 3 / 4})
+    assert found["pass@k"] == pytest.approx(
+        {"1": 3 / 8, "2": 3 / 4 * 5 / 6, "3": 3 / 4, "4": 3 / 4}
+    )
     assert found["invalid_rate"] == pytest.approx((3 + 4) / 16)
     assert summary["tokens_per_episode"] == 11.5
     levels = {name: g["success"] for name, g in found["groups"].items() if "level" in name}

@@ -38,7 +38,7 @@ def test_replayed_runs_earn_what_was_recorded_and_what_tau2_gives(
 ) -> None:
     runs = read_runs(runs_file, airline)
     assert len(runs) == 200
-    recorded = Watched(airline, runs[:: every])
+    recorded = Watched(airline, runs[::every])
     played = list(episodes(recorded, roles))
     assert len(played) == len(recorded.runs)
     for episode in played:
