@@ -38,10 +38,8 @@ def run(env: TwentyQuestionsEnv, pairs: int, seed: int) -> Audit:
         answerer = answerer.answerer
     rng = np.random.default_rng(seed)
     questions = [attribute.question for attribute in load_table().attributes]
-    objects = rng.choice(env.objects, pairs)
-    return audit(
-        answerer, zip(objects.tolist(), rng.choice(questions, pairs).tolist(), strict=True)
-    )
+    drawn = [rng.choice(names, pairs).tolist() for names in (env.objects, questions)]
+    return audit(answerer, zip(*drawn, strict=True))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""MiniWoB++ pages in a real Chromium, as a Gymnasium environment of texts for the adapter beside it.
+"""MiniWoB++ in a real Chromium, as a Gymnasium environment of texts for the adapter beside it.
 
 Pages, actions, marks of elements and rewards are BrowserGym's (arXiv 2412.05467); the tasks are
 those of MiniWoB++ (arXiv 1802.08802), whose pages come with the package ``miniwob``.
@@ -131,14 +131,8 @@ class MiniWob(gymnasium.Env[str, str]):
         reward, done, _, _ = self._task.validate(self._page, [])
         info = {"valid": True, "error": failed}
         if done:
-            reason = "solved" if reward > 0 else "failed"
-            return (
-                f"The task is over: {reason}.",
-                float(reward),
-                True,
-                False,
-                info | {"reason": reason},
-            )
+            info["reason"] = "solved" if reward > 0 else "failed"
+            return f"The task is over: {info['reason']}.", float(reward), True, False, info
         lead = f"Error: {failed}\n" if failed else ""
         return lead + self._look(), float(reward), False, False, info
 

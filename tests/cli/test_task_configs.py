@@ -19,7 +19,7 @@ EXTRAS = {
     "gymnasium": ("textarena", "gym"),
     "miniwob": ("browsergym", "web"),
 }
-"""What the name of a config starts with, the package that it needs, and the extra that brings it."""
+"""Start of a config's name: the package that it needs, and the extra that brings it."""
 TASKS = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "tau_offline")
 
 
