@@ -6,6 +6,7 @@ Which adapter a computation uses is an argument of the call; ``base`` uses none.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,6 +138,11 @@ class Backbone(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.model.parameters()).device
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence that the base model is made for, in tokens."""
+        return getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
 
     @property
     def compute_dtype(self) -> torch.dtype:

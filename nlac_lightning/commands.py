@@ -12,6 +12,7 @@ def replay(arguments: list[str]) -> None:
     """``nlac replay stats|check PATH`` and ``nlac replay export|import PATH FILE``.
 
     ``nlac replay import --format tau-bench FILE --config C`` needs no PATH: it is the config's.
+    Further options are then those of ``nlac fit``.
     """
     from nlac_lightning.replay import commands
 
@@ -28,7 +29,9 @@ def replay(arguments: list[str]) -> None:
         else:
             sub.add_argument("path", type=Path, help="the buffer")
         sub.add_argument("file", type=Path, help="the file")
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and getattr(options, "format", "") != "tau-bench":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.action == "stats":
         print(commands.stats(options.path))
     elif options.action == "export":
@@ -39,7 +42,7 @@ def replay(arguments: list[str]) -> None:
 
         if options.config is None:
             parser.error("--format tau-bench needs --config: prompts and tokenizer are its")
-        config = with_config_paths(["--config", options.config])
+        config = with_config_paths(["--config", options.config, *rest])
         print(import_tau_bench(options.file, config, options.path))
     elif options.action == "import" and options.path is None:
         parser.error("import needs PATH, the buffer, and FILE")

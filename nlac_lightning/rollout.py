@@ -19,7 +19,7 @@ import numpy as np
 
 from nlac_lightning.envs.base import Message, Session, Step, Task, TextEnv
 from nlac_lightning.errors import require_choice, require_positive
-from nlac_lightning.generation.base import Completion, Generator
+from nlac_lightning.generation.base import TOO_LONG, Completion, Generator
 from nlac_lightning.replay.episode import Episode, Turn
 from nlac_lightning.roles.codec import Codec, Ids
 from nlac_lightning.roles.roles import Prompt, Roles
@@ -303,8 +303,12 @@ class Rollout:
 
     def _advance(self, run: Live, completion: Completion, explored: bool, version: int) -> None:
         codec = self.roles.codec
-        if completion.finish_reason == FAILED:
-            action, step = "", _policy_failed(completion.text)
+        if completion.finish_reason == TOO_LONG and run.turns:
+            return _cut(run, "token_limit")
+        if completion.finish_reason == TOO_LONG:  # the task alone is longer than the model's reach
+            action, step = "", _no_action("no position is left for an action", "token_limit")
+        elif completion.finish_reason == FAILED:
+            action, step = "", _no_action(completion.text, "policy_failed")
             completion = Completion((), "", (), FAILED)
         else:
             action = completion.text if explored else self.roles.action(completion.text)
@@ -372,8 +376,7 @@ class Rollout:
         elif time.monotonic() - run.started > self.limits.max_seconds:
             limit = "time_limit"
         if limit:
-            info = {**last.info, "reason": limit}
-            run.turns[-1] = replace(last, truncated=True, info=info)
+            _cut(run, limit)
         return limit is not None
 
     def _episode(self, run: Live) -> Episode:
@@ -393,7 +396,12 @@ class Rollout:
         )
 
 
-def _policy_failed(why: str) -> Step:
-    """The last step of an episode whose policy could not be asked (an endpoint that is down)."""
-    info = {"valid": False, "error": why, "reason": "policy_failed"}
-    return Step([], truncated=True, info=info)
+def _cut(run: Live, reason: str) -> None:
+    """End an episode with the last action that was taken."""
+    last = run.turns[-1]
+    run.turns[-1] = replace(last, truncated=True, info={**last.info, "reason": reason})
+
+
+def _no_action(why: str, reason: str) -> Step:
+    """The last step of an episode whose policy could not answer (an endpoint that is down)."""
+    return Step([], truncated=True, info={"valid": False, "error": why, "reason": reason})

@@ -39,6 +39,7 @@ def tiny_llama_path(smollm2_path: str, tmp_path_factory: pytest.TempPathFactory)
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        max_position_embeddings=8192,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

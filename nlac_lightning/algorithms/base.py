@@ -196,11 +196,21 @@ class Algorithm(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One gradient step on all examples; returns mean losses, gradient norm and step size."""
+        """One gradient step on all examples; returns mean losses, gradient norm and step size.
+
+        Examples longer than the model's positions are left out (``examples_dropped``).
+        """
         pack_tokens = self.compute_config.train_pack_tokens
+        fitting = [example for example in examples if self._trainable(example)]
+        self.counts["examples_dropped"] += len(examples) - len(fitting)
         return self.gradient_step(
-            lambda: accumulate(self.backbone, examples, pack_tokens, self.manual_backward)
+            lambda: accumulate(self.backbone, fitting, pack_tokens, self.manual_backward)
         )
+
+    def _trainable(self, example: Example) -> bool:
+        """Whether it trains any token, and the model has positions for it and for its teacher."""
+        longest = max(len(example.ids), len(example.teacher.ids) if example.teacher else 0)
+        return example.start < len(example.ids) and longest <= self.backbone.max_positions
 
     def gradient_step(self, backward: Callable[[], dict[str, float]]) -> dict[str, float]:
         """One gradient step after ``backward``, whose metrics it returns with norm and step size.
@@ -243,6 +253,7 @@ class Algorithm(lightning.LightningModule):
         values |= {f"count/{name}": float(n) for name, n in self.counts.items()}
         values["gen/tokens"] = float(self.generator.counts["generated_tokens"])
         values["gen/prefilled_tokens"] = float(self.generator.counts["prefilled_tokens"])
+        values["gen/too_long"] = float(self.generator.counts["too_long"])
         values["gen/prompt_tokens"] = float(self.generator.counts["prompt_tokens"])
         self.log_dict(values, batch_size=batch_size)
 

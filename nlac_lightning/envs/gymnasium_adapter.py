@@ -102,6 +102,11 @@ class GymnasiumSession(Session):
         messages = [_observed(observation)] if observation else []
         return Step(messages, float(reward), bool(terminated), bool(truncated), facts)
 
+    def admissible(self) -> Sequence[str]:
+        """What the environment's own method of this name lists, if it has one."""
+        listed = getattr(self.env, "admissible", None)
+        return () if self.ended or listed is None else listed()
+
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
@@ -134,7 +139,9 @@ def _maker(path: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
         cls = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            "env.env", f"cannot import '{path}': {error}", "give package.module.Class"
+            "env.env",
+            f"cannot import '{path}': {error}",
+            "give package.module.Class; TextArenaGame needs the extra [gym], MiniWob [web]",
         ) from error
     return lambda: cls(**kwargs)
 

@@ -57,7 +57,7 @@ def breakdown(result: EvaluationResult) -> dict[str, Any]:
         "split": result.split,
         "groups": {
             name: _group([e for e in episodes if belongs(e)])
-            for name, belongs in GROUPS.items()
+            for name, belongs in (GROUPS | _levels(episodes)).items()
             if any(map(belongs, episodes))
         },
         "pass^k": {str(k): _over_tasks(pass_hat_k, trials, k) for k in ks},
@@ -77,6 +77,16 @@ def _has_writes(number: int) -> Callable[[EpisodeRecord], bool]:
     if number == MANY_WRITES:
         return lambda episode: episode.facts.get("gold_writes", -1) >= number
     return lambda episode: episode.facts.get("gold_writes") == number
+
+
+def _has_level(level: float) -> Callable[[EpisodeRecord], bool]:
+    return lambda episode: episode.facts.get("level") == level
+
+
+def _levels(episodes: Sequence[EpisodeRecord]) -> dict[str, Callable[[EpisodeRecord], bool]]:
+    """A group for each difficulty that tasks have, from easy to hard."""
+    levels = sorted({e.facts["level"] for e in episodes if "level" in e.facts})
+    return {f"level {level:g}": _has_level(level) for level in levels}
 
 
 GROUPS: dict[str, Callable[[EpisodeRecord], bool]] = {

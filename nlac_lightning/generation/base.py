@@ -13,6 +13,9 @@ from nlac_lightning.errors import require_positive
 
 ADAPTERS = ("online", "target", "base")
 
+TOO_LONG = "too_long"
+"""Finish reason where the prompt leaves no position for an answer: ids and text are empty."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -71,7 +74,7 @@ class Completion:
         text: decoded ``ids`` without the stop token, cut before a stop string.
         logprobs: natural log-probability of each id under the distribution it was drawn from
             (temperature, top-p and top-k applied; greedy: the model's own distribution).
-        finish_reason: ``stop`` or ``length``. A ``length`` completion is cut off, not complete.
+        finish_reason: ``stop``, ``length`` (cut off, not complete) or :data:`TOO_LONG`.
         version: version of the adapter that answered.
     """
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from nlac_lightning.backbone import Backbone
-from nlac_lightning.generation.base import ADAPTERS, Completion, Request
+from nlac_lightning.generation.base import ADAPTERS, TOO_LONG, Completion, Request
 from nlac_lightning.generation.radix import Node, RadixCache, gather
 from nlac_lightning.generation.sampling import draw, stop_reached, uniforms
 from nlac_lightning.prefix_tree import PackedTree, pack_tree, split_packs
@@ -100,8 +100,13 @@ class InProcessGenerator:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Complete all requests, in their order."""
+        """Complete all requests, in their order.
+
+        An answer ends where the model's positions do (``length``); a prompt that leaves it none is
+        not computed (:data:`~nlac_lightning.generation.base.TOO_LONG`).
+        """
         begin = time.perf_counter()
+        requests = [self._with_room(request) for request in requests]
         done: dict[int, Completion] = {}
         training = self.backbone.model.training
         self.backbone.model.eval()  # no dropout while sampling
@@ -109,6 +114,11 @@ class InProcessGenerator:
             twin = _first_equals(requests)
             for adapter in ADAPTERS:
                 chosen = [i for i in set(twin) if requests[i].adapter == adapter]
+                version = self.backbone.versions[adapter]
+                for i in [i for i in chosen if not self._room(requests[i])]:
+                    chosen.remove(i)
+                    done[i] = Completion((), "", (), TOO_LONG, version)
+                    self.counts["too_long"] += 1
                 if chosen:
                     with self.backbone.use(adapter):
                         self._generate(adapter, sorted(chosen), requests, done)
@@ -116,6 +126,16 @@ class InProcessGenerator:
             self.backbone.model.train(training)
         self.seconds += time.perf_counter() - begin
         return [done[i] for i in twin]
+
+    def _room(self, request: Request) -> int:
+        """Positions that are left for an answer."""
+        return max(self.backbone.max_positions - len(request.ids), 0)
+
+    def _with_room(self, request: Request) -> Request:
+        room = self._room(request)
+        if not 0 < room < request.sampling.max_new_tokens:
+            return request
+        return replace(request, sampling=replace(request.sampling, max_new_tokens=room))
 
     def _generate(
         self,

@@ -1,6 +1,5 @@
 """Mathematics: grading that threads do not change, splits by level, boxes, scores."""
 
-import itertools
 import json
 import os
 import signal
@@ -14,9 +13,9 @@ pytest.importorskip("reasoning_gym")
 
 from nlac_lightning.envs.math import DatasetProblems, GeneratedProblems, Grader, MathEnv, Stage
 from nlac_lightning.envs.math.grader import last_boxed
-from nlac_lightning.envs.math.scores import pass_at_k, scores
 from nlac_lightning.errors import ConfigError
-from nlac_lightning.replay.episode import Episode, Turn
+from nlac_lightning.evaluation.breakdown import breakdown
+from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult, StepRecord
 
 PAIRS = [  # gold, answer, equal
     ("42", "42", True),
@@ -186,24 +185,29 @@ def test_wrong_settings_name_their_field(tmp_path):
         assert caught.value.field == field
 
 
-@pytest.mark.parametrize(("n", "correct", "k"), [(5, 2, 1), (5, 2, 3), (5, 0, 2), (4, 4, 4)])
-def test_pass_at_k_is_the_share_of_draws_with_a_right_one(n, correct, k):
-    draws = list(itertools.combinations([i < correct for i in range(n)], k))
-    assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_scores_of_episodes():
-    def episode(task, reward, valid, length):
-        turn = Turn(
-            "a", "a", tuple(range(length)), 0, length, (), "stop", 0, False, [], reward, True,
-            False, {"valid": valid},
-        )  # fmt: skip
-        return Episode("math", task, "test", 0, "c", [], (), [turn], "right")
-
-    found = scores(
-        [episode("a", 1, True, 4), episode("a", 0, True, 6), episode("b", 0, False, 2)], (1, 2)
+def test_evaluations_report_accuracy_pass_at_k_format_failures_and_length():
+    """Real gradings of four solutions to each of four problems, counted by hand."""
+    env = MathEnv(sums(n_test=4))
+    records = []
+    for number, task in enumerate(env.tasks("test")):
+        right = rf"\boxed{{{task.data['answer']}}}"
+        for trial, solution in enumerate([right, r"\boxed{-1}", right, "no box"]):
+            step = env.reset(task).step(solution if number != 3 else "no box")
+            record = StepRecord(solution, valid=step.info["valid"], reward=step.reward)
+            records.append(
+                EpisodeRecord(
+                    task.id, "test", "base", step.reward > 0, step.reward, [record],
+                    step.info["reason"], 10 + trial, facts=env.facts(task),
+                )
+            )  # fmt: skip
+    env.grader.close()
+    result = EvaluationResult("base", "test", records, env.name)
+    found, summary = breakdown(result), result.summary()
+    assert summary["success"] == pytest.approx(3 * 2 / 16)
+    assert found["pass@k"] == pytest.approx(
+        {"1": 3 / 8, "2": 3 / 4 * 5 / 6, "3": 3 / 4, "4": 3 / 4}
     )
-    assert found == {
-        "accuracy": 0.25, "pass@1": 0.25, "pass@2": 1.0,
-        "format_failures": pytest.approx(1 / 3), "length": 4.0,
-    }  # fmt: skip
+    assert found["invalid_rate"] == pytest.approx((3 + 4) / 16)
+    assert summary["tokens_per_episode"] == 11.5
+    levels = {name: g["success"] for name, g in found["groups"].items() if "level" in name}
+    assert levels == {"level 0": 0.5, "level 1": 0.25}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from nlac_lightning.envs.base import Message, OracleCritique, Session, Step, Task, TextEnv
 from nlac_lightning.envs.math.grader import Grade, Grader, boxed, last_boxed
@@ -20,7 +20,8 @@ class MathEnv(TextEnv):
     r"""Single-turn problems with checkable answers; reward 1 for a right one in ``\boxed{}``.
 
     Every transition is terminal: the successor model describes how the solution turns out, and
-    the critique judges the process that led there.
+    the critique judges the process that led there. In evaluations accuracy is ``success``, a
+    solution without a box an invalid action, and a solution's length the tokens per episode.
 
     Args:
         problems: see :mod:`nlac_lightning.envs.math.problems`.
@@ -63,6 +64,10 @@ class MathEnv(TextEnv):
     def reset(self, task: Task, seed: int = 0) -> MathSession:
         """Pose a problem; ``seed`` changes nothing."""
         return MathSession(Problem(**task.data), self.system, self.reveal, self.grader)
+
+    def facts(self, task: Task) -> dict[str, Any]:
+        """``level``: difficulty, by which evaluations group problems."""
+        return {"level": task.data["level"]}
 
 
 class MathSession(Session):

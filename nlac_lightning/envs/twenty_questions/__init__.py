@@ -3,6 +3,7 @@
 from nlac_lightning.envs.twenty_questions.answerer import (
     Answerer,
     CachedAnswerer,
+    EndpointAnswerer,
     GeneratorAnswerer,
     TableAnswerer,
 )
@@ -11,6 +12,7 @@ from nlac_lightning.envs.twenty_questions.env import TwentyQuestionsEnv
 __all__ = [
     "Answerer",
     "CachedAnswerer",
+    "EndpointAnswerer",
     "GeneratorAnswerer",
     "TableAnswerer",
     "TwentyQuestionsEnv",

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from nlac_lightning.backbone import Backbone, BackboneConfig
+from nlac_lightning.endpoint import EndpointClient, EndpointConfig
 from nlac_lightning.envs.twenty_questions.table import ANSWERS, UNCLEAR, Table
 from nlac_lightning.errors import require_positive
 from nlac_lightning.generation.base import Generator, Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.roles.codec import Codec, make_codec
+from nlac_lightning.users.text import neutralise
 
 Answer = Literal["yes", "no", "not clear"]
 
@@ -31,12 +33,20 @@ PROMPT = (
 """Instruction to a language model that answers."""
 
 
+class NoAnswer(RuntimeError):
+    """No answer could be had (a server is down); the message says why."""
+
+
 class Answerer(ABC):
     """Answers questions about an object."""
 
     @abstractmethod
     def answer(self, object_name: str, question: str) -> Answer:
-        """The answer for ``object_name``; what cannot be understood is ``not clear``."""
+        """The answer for ``object_name``; what cannot be understood is ``not clear``.
+
+        Raises:
+            NoAnswer: there is none; the game is then over, by no fault of the player.
+        """
 
 
 class TableAnswerer(Answerer):
@@ -86,6 +96,31 @@ class GeneratorAnswerer(Answerer):
             stop_ids=codec.stop_ids,
         )
         return read_answer(generator.generate([request])[0].text)
+
+
+class EndpointAnswerer(Answerer):
+    """A language model behind an OpenAI-compatible server answers, greedily.
+
+    Args:
+        endpoint: the server. Its own cache keeps whole requests; :class:`CachedAnswerer` around
+            this keeps answers by object and question, whichever server gave them.
+        max_new_tokens: length of its answer.
+
+    Raises:
+        ConfigError: the key's environment variable is not set.
+    """
+
+    def __init__(self, endpoint: EndpointConfig | None = None, max_new_tokens: int = 8) -> None:
+        require_positive("answerer.max_new_tokens", max_new_tokens)
+        self.client = EndpointClient(endpoint or EndpointConfig())
+        self.sampling = Sampling(max_new_tokens=max_new_tokens)
+
+    def answer(self, object_name: str, question: str) -> Answer:
+        text = PROMPT.format(object=object_name, question=neutralise(question))
+        said = self.client.chat([{"role": "user", "content": text}], self.sampling, 0)
+        if said.failed is not None:
+            raise NoAnswer(said.failed)
+        return read_answer(said.text)
 
 
 class CachedAnswerer(Answerer):

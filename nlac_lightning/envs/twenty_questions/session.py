@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nlac_lightning.envs.base import Message, OracleCritique, Session, Step
-from nlac_lightning.envs.twenty_questions.answerer import Answerer
+from nlac_lightning.envs.twenty_questions.answerer import Answerer, NoAnswer
 from nlac_lightning.envs.twenty_questions.names import Names
 from nlac_lightning.envs.twenty_questions.player import best_question, gain
 from nlac_lightning.envs.twenty_questions.table import ANSWERS, Table
@@ -26,7 +26,7 @@ class TwentyQuestionsSession(Session):
 
     ``Step.info`` holds ``valid`` (a question of at most 300 characters), ``error`` (what was wrong
     with it, or None), ``answer`` and, after a guess, ``guess``; the last one holds ``reason``:
-    ``guessed``, ``wrong_guess`` or ``no_questions_left``.
+    ``guessed``, ``wrong_guess``, ``no_questions_left`` or ``user_failed`` (the answerer gave none).
 
     Args:
         secret: the object.
@@ -71,7 +71,12 @@ class TwentyQuestionsSession(Session):
         elif problem:
             answer = ANSWERS[1]
         else:
-            answer = self.answerer.answer(self.secret, action.strip())
+            try:
+                answer = self.answerer.answer(self.secret, action.strip())
+            except NoAnswer as error:
+                self.ended = True
+                info = {"valid": True, "error": str(error), "reason": "user_failed"}
+                return Step([], truncated=True, info=info)
         self.left -= 1
         self.asked.add(action)
         self._narrow(action, guess, answer)

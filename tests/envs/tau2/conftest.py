@@ -17,9 +17,9 @@ from nlac_lightning.errors import ConfigError
 from nlac_lightning.roles.roles import Roles, RolesConfig
 
 RUNS = "shared/data/tau_bench_airline_gpt4o.json.gz"
-EVERY = 1 if os.environ.get("NLAC_ALL_RUNS") else 4
-"""tau2's evaluators hash whole databases, a tenth to a third of a second a run: every fourth task
-and every sixteenth recorded run is compared with them, all when NLAC_ALL_RUNS is set."""
+EVERY = 1 if os.environ.get("NLAC_ALL_RUNS") else 16
+"""tau2's evaluators hash whole databases, a tenth to a third of a second a run: all tasks and every
+sixteenth recorded run are compared with them, all runs when NLAC_ALL_RUNS is set."""
 BRIEF = ("Hello, I need help.", "Thank you. ###STOP###")
 """What a user says who leaves after the first message of the agent."""
 
@@ -102,5 +102,5 @@ def tau2_reward() -> Callable[[Tau2Session], float]:
 
 @pytest.fixture(scope="session")
 def every() -> int:
-    """Which tasks are compared with tau2's own evaluators: every so many."""
+    """Which recorded runs are compared with tau2's own evaluators: every so many."""
     return EVERY

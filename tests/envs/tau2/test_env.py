@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.envs.base import Task
 from nlac_lightning.envs.tau2 import Tau2Env
 from nlac_lightning.envs.tau2.prompt import shortened
 from nlac_lightning.envs.tau2.recorded import RecordedUser
 from nlac_lightning.errors import ConfigError
+from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import ModelActor, OracleActor, Rollout, RolloutLimits
 from nlac_lightning.users.base import UserReply, UserTask
 
 ORDER = 'get_order_details(order_id="#W6247578")'
@@ -217,3 +220,26 @@ def test_tasks_of_a_file_replace_the_training_tasks(retail: Any, tmp_path: Path)
     for call in session.task.gold:
         session.step(call.text())
     assert session.step("Done: $1,200.").reward == 1
+
+
+def test_a_conversation_beyond_the_models_positions_is_truncated_and_recorded(
+    roles: Roles, tiny_llama_path: str, tmp_path: Path
+) -> None:
+    """15,000 tokens in a model with 8,192 positions; the configured limit does not see it."""
+    user = RecordedUser(["Hi", "my order " * 7_500, "Bye. ###STOP###"])
+    env = Tau2Env("retail", user, prompt="slim", max_user_chars=None)
+    backbone = Backbone(BackboneConfig(tiny_llama_path, lora_r=1, dtype="float32"))
+    assert backbone.max_positions == 8192
+    generator = InProcessGenerator(backbone)
+    rollout = Rollout(env, roles, RolloutLimits(max_turns=50, max_tokens=10**6))
+    jobs = [(task, 0) for task in env.tasks("train")[:2]]
+    actor = ModelActor(roles, generator, temperature=0.0)
+    with ReplayBuffer(tmp_path / "replay.sqlite", env=env.name) as buffer:
+        buffer.append_many(rollout.play(jobs, actor))
+        episodes = list(buffer.iter_episodes())
+        assert buffer.problems() == []
+    for episode in episodes:
+        assert episode.reason == "token_limit" and episode.total_reward == 0
+        assert episode.turns[-1].truncated and not episode.turns[-1].terminated
+        assert len(episode.state_ids(len(episode.turns))) > 15_000
+    assert generator.counts["too_long"] == 2 == len(episodes)

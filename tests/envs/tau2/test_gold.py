@@ -13,6 +13,7 @@ from nlac_lightning.generation.base import Completion
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.roles import Roles
 from nlac_lightning.rollout import Live, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.users.scripted import ScriptedUser
 
 NOTHING_TO_DO = {
     "retail": "10 12 25 50 57 65 105",
@@ -47,18 +48,17 @@ def play(env: Any, roles: Roles, actor: Any, path: Path, max_turns: int = 60) ->
 
 
 def test_the_oracle_earns_every_task_and_tau2_agrees(
-    env: Any, roles: Roles, tau2_reward: Any, every: int, tmp_path: Path
+    env: Any, roles: Roles, tau2_reward: Any, tmp_path: Path
 ) -> None:
     untouched = env.domain.environment().get_db_hash()
     buffer = play(env, roles, OracleActor(roles.codec), tmp_path)
     episodes = list(buffer.iter_episodes())
     assert len(episodes) == {"tau2/retail": 114, "tau2/airline": 50}[env.name]
-    for number, episode in enumerate(episodes):
+    for episode in episodes:
         assert episode.total_reward == 1.0, episode.task_id
         assert all(turn.info["valid"] for turn in episode.turns)
         assert episode.turns[-1].terminated and episode.reason == "solved"
-        if number % every == 0:
-            assert tau2_reward(env.sessions[episode.task_id]) == 1.0, episode.task_id
+        assert tau2_reward(env.sessions[episode.task_id]) == 1.0, episode.task_id
     assert env.domain.environment().get_db_hash() == untouched
 
 
@@ -70,6 +70,18 @@ def test_a_silent_policy_earns_exactly_the_tasks_without_anything_to_do(
     masked = {t.id for t in all_tasks(env) if "do_nothing" in env.facts(t)["masks"]}
     assert earned == masked == set(NOTHING_TO_DO[env.domain.name].split())
     assert {episode.reason for episode in episodes} == {"solved", "wrong_outcome"}
+
+
+def test_the_scripted_user_waits_for_all_gold_actions_and_then_leaves(env: Any) -> None:
+    """Neither a stop before the last write nor a dialogue without an end, on any task."""
+    env.user = ScriptedUser()
+    for task in all_tasks(env):
+        session = env.reset(task)
+        for _ in range(40):
+            step = session.step(session.oracle_action() or "")
+            if step.terminated or step.truncated:
+                break
+        assert (step.reward, step.info["reason"]) == (1.0, "solved"), task.id
 
 
 def test_silence_earns_nothing_unless_the_user_ends_the_dialogue(
