@@ -143,7 +143,9 @@ class Lessons:
         k = int(self.rng.choice([1, 1, 3]))
         solved = self.rng.random(k) < 0.5
         places = [*world.exits, TRAP, "no such exit"]
-        futures = [f"{self.rng.choice(places)}. End: {'solved' if s else 'failed'}." for s in solved]
+        futures = [
+            f"{self.rng.choice(places)}. End: {'solved' if s else 'failed'}." for s in solved
+        ]
         answers = ["good." if 2 * solved.sum() > k else "bad."]
         return self._item("evaluator", "", answers, descriptions=futures)
 
