@@ -1,4 +1,4 @@
-"""A model's tables against plain forward passes; stored transitions against the exact world."""
+"""A model's tables against plain forward passes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from nlac_lightning.analysis.language_model import critic_scores, critic_table, 
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.envs.language_mdp import LanguageMDPEnv
 from nlac_lightning.envs.language_mdp.solve import evaluate
-from nlac_lightning.envs.language_mdp.texts import parse, state_text, wall_text
-from nlac_lightning.envs.language_mdp.world import DIRECTIONS, TRAP
-from nlac_lightning.replay.buffer import ReplayBuffer
-from nlac_lightning.rollout import Exploration, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.envs.language_mdp.texts import state_text, wall_text
+from nlac_lightning.envs.language_mdp.world import DIRECTIONS
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_tiny.py"
 spec = importlib.util.spec_from_file_location("pretrain_tiny", SCRIPT)
@@ -121,36 +119,3 @@ def test_an_exact_critic_scores_one_and_a_blind_or_reversed_one_does_not(env):
     assert reverse["spearman"] == pytest.approx(-1.0) and reverse["auroc"] < 0.2
     blind = critic_scores(env, policy, np.full_like(q, 0.3))
     assert blind["auroc"] == 0.5
-
-
-def test_stored_transitions_chain_and_end_as_often_as_the_solve_says(roles, env, tmp_path):
-    limits = RolloutLimits(max_turns=500, max_tokens=10**6, parallel=64)
-    rollout = Rollout(env, roles, limits, Exploration("epsilon", 1.0))
-    jobs = [(task, 0) for task in env.tasks("train")]
-    with ReplayBuffer(tmp_path / "replay.sqlite", 10**6, roles.codec.fingerprint, env.name) as kept:
-        ids = kept.append_many(rollout.play(jobs, OracleActor(roles.codec)))
-        won = []
-        for i in ids:
-            episode = kept.episode(i)
-            steps = kept.transitions([(i, t) for t in range(len(episode.turns))])
-            won.append(steps[-1].turn.reward)
-            assert [step.terminal for step in steps] == [False] * (len(steps) - 1) + [True]
-            for before, after in zip(steps, steps[1:], strict=False):
-                assert before.next_state_ids == after.state_ids
-            for step in steps:
-                _check_exit(env, step)
-    # exploration does not repeat an exit that failed, but every exit of these walks exists
-    rate = env.success(env.world.exact.mdp.uniform(), "train")
-    error = 4 * np.sqrt(rate * (1 - rate) / len(won))
-    assert np.mean(won) == pytest.approx(rate, abs=error)
-
-
-def _check_exit(env, step):
-    seen = step.state_messages[-1]["content"]
-    room, goal = seen.split(".")[0].split(", goal ")
-    direction = parse(step.turn.action)
-    target = env.world.exact.world.exits[room][direction]
-    reply = step.turn.replies[0]["content"]
-    assert reply.startswith(target)
-    assert step.turn.reward == float(target == goal)
-    assert target != TRAP or step.terminal
