@@ -13,6 +13,7 @@ import torch
 from torchmetrics.functional import spearman_corrcoef
 from torchmetrics.functional.classification import binary_auroc
 
+from nlac_lightning.analysis.lessons import Sheet, skills
 from nlac_lightning.backbone import Backbone
 from nlac_lightning.envs.language_mdp.env import LanguageMDPEnv
 from nlac_lightning.envs.language_mdp.solve import Array, evaluate
@@ -95,9 +96,12 @@ def critic_scores(env: LanguageMDPEnv, policy: Array, critic: Array) -> dict[str
 
     Returns:
         ``spearman`` with Q over all such state-actions; ``auroc`` of telling actions whose Q is
-        above the state's mean from the others; ``calibration``, the mean distance to Q.
-        ``one_step_spearman`` and ``one_step_auroc`` are those of a critic that sees only the
-        immediate outcome, which is the same for all of them, so it is 0 and 0.5 by construction.
+        above the state's mean from the others; ``calibration``, the mean distance to Q;
+        ``monotone`` and ``monotone_state``, the share of pairs with different Q, of any states and
+        of the same state, that the critic puts in the same order (a total order with a monotone map
+        to Q, as the paper's theory assumes, has 1; a blind critic one half).
+        A critic that sees only the immediate outcome, which is the same for all of these actions,
+        has 0 and 0.5 by construction.
     """
     mdp = env.world.exact.mdp
     q = evaluate(mdp, policy).q
@@ -105,13 +109,41 @@ def critic_scores(env: LanguageMDPEnv, policy: Array, critic: Array) -> dict[str
     mean = np.where(mdp.allowed, q, 0.0).sum(-1, keepdims=True) / mdp.allowed.sum(-1, keepdims=True)
     score, truth = torch.tensor(critic[far]), torch.tensor(q[far])
     above = torch.tensor((q > mean + 1e-9)[far].astype(int))
+    state = np.nonzero(far)[0]
+    order, same = _order(critic[far], q[far]), state[:, None] == state
     return {
         "spearman": float(spearman_corrcoef(score, truth)),
         "auroc": float(binary_auroc(score, above)),
         "calibration": float((score - truth).abs().mean()),
-        "one_step_spearman": 0.0,
-        "one_step_auroc": 0.5,
+        "monotone": float(np.nanmean(order)),
+        "monotone_state": float(np.nanmean(order[same])),
     }
+
+
+def _order(critic: Array, q: Array) -> Array:
+    """[n, n], 1 where two are in the same order for both, 0.5 where the critic sees none, else 0;
+    nan where Q is equal."""
+    truth = np.sign(np.round(q[:, None] - q, 9))
+    order = (1.0 + truth * np.sign(critic[:, None] - critic)) / 2
+    return np.where(truth == 0, np.nan, order)
+
+
+def role_skills(
+    backbone: Backbone, roles: Roles, adapter: str = "online", worlds: int = 100
+) -> dict[str, float]:
+    """Share of right answers of each role on random worlds: what pretraining taught and training
+    may have made the adapter forget. The policy's is the probability of any exit."""
+
+    def read(sheet: Sheet) -> torch.Tensor:
+        hidden = backbone.forward_tree(sheet.tree)
+        return backbone.logits(hidden[sheet.sources.to(hidden.device)]).float()
+
+    training = backbone.model.training
+    backbone.model.eval()
+    with torch.no_grad(), backbone.use(adapter):
+        found = skills(read, roles, worlds)
+    backbone.model.train(training)
+    return found
 
 
 def _prompts(roles: Roles, env: LanguageMDPEnv, role: str) -> list[Ids]:

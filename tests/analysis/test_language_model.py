@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from nlac_lightning.analysis.language_model import critic_scores, critic_table, policy_table
+from nlac_lightning.analysis.lessons import TAUGHT, TESTING, Lessons
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.envs.language_mdp import LanguageMDPEnv
 from nlac_lightning.envs.language_mdp.solve import evaluate
@@ -66,12 +67,30 @@ def test_the_tokenizer_gives_texts_back_and_knows_every_word(roles):
                 assert codec.tokenizer.unk_token_id not in ids
 
 
-@pytest.mark.parametrize("role", pretrain_tiny.ROLES)
-def test_lessons_use_known_words_and_one_of_the_right_answers(roles, role):
-    items = pretrain_tiny.Lessons(roles, pretrain_tiny.TESTING).draw(200)
-    for _, prompt, answer, right in [item for item in items if item[0] == role]:
-        assert roles.codec.tokenizer.unk_token_id not in prompt + roles.codec.text(answer)
-        assert answer in right
+def test_lessons_use_known_words_and_can_be_answered(roles):
+    unknown = roles.codec.tokenizer.unk_token_id
+    seen = set()
+    for sheet in Lessons(roles, TESTING).draw(60):
+        for question in sheet.questions:
+            seen.add(question.role)
+            assert question.answers
+            for answer in question.answers:
+                assert unknown not in question.prompt + answer
+                assert 0 < question.asked <= len(answer)
+    assert seen == set(TAUGHT)
+
+
+def test_a_sheet_asks_what_its_questions_say(roles):
+    sheet = Lessons(roles, TESTING).draw(1)[0]
+    branch = 0
+    for question in sheet.questions:
+        for answer in question.answers:
+            mine = sheet.branches == branch
+            assert tuple(sheet.targets[mine].tolist()) == answer
+            first = int(sheet.sources[mine][0])
+            assert int(sheet.tree.input_ids[first]) == question.prompt[-1]
+            assert int(sheet.tree.position_ids[first]) == len(question.prompt) - 1
+            branch += 1
 
 
 def test_policy_table_equals_plain_forward_passes(backbone, roles, env):
@@ -93,7 +112,7 @@ def test_critic_table_equals_plain_forward_passes(backbone, roles, env):
     np.testing.assert_array_equal(np.isnan(table), ~exact.mdp.allowed)
     room, goal = exact.states[3]
     for direction, target in exact.world.exits[room].items():
-        text = f"{state_text(exact.world, room, goal)}\n{direction} leads to:"
+        text = f"{state_text(exact.world, room, goal)}\n{direction}:"
         solved, failed = (
             _logprob(backbone, roles, text, f" {target}. End: {ending}.\n")
             for ending in ("solved", "failed")
