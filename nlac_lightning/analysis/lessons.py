@@ -58,6 +58,7 @@ class Sheet:
         sources: [n] places whose next id is learned.
         targets: [n] those ids.
         branches: [n] which (question, answer) each belongs to.
+        first: [n] bool, whether it is the first id of its answer.
     """
 
     questions: list[Question]
@@ -65,6 +66,7 @@ class Sheet:
     sources: Tensor
     targets: Tensor
     branches: Tensor
+    first: Tensor
 
 
 class Lessons:
@@ -182,7 +184,8 @@ def _sheet(questions: list[Question]) -> Sheet:
     branches = torch.repeat_interleave(
         torch.arange(len(spans)), torch.tensor([len(span) for span in spans])
     )
-    return Sheet(questions, tree, torch.cat(spans), torch.cat(targets), branches)
+    first = torch.cat([torch.ones(1, dtype=torch.bool), branches.diff() > 0])
+    return Sheet(questions, tree, torch.cat(spans), torch.cat(targets), branches, first)
 
 
 @torch.no_grad()
