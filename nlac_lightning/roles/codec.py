@@ -18,6 +18,8 @@ from nlac_lightning.generation.base import Completion
 
 Ids = tuple[int, ...]
 _MARK = "\u2402MESSAGE\u2402"
+_KEPT = 4096
+"""Texts whose ids are kept: instructions and states come back many times in each step."""
 
 
 class Codec(ABC):
@@ -35,6 +37,7 @@ class Codec(ABC):
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._kept: dict[tuple[str, bool], Ids] = {}
         vocabulary = hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode())
         vocabulary.update(f"{self.kind}{self._format()}".encode())
         self.fingerprint = f"{self.kind}-{vocabulary.hexdigest()[:12]}"
@@ -49,10 +52,15 @@ class Codec(ABC):
 
     def text(self, text: str, control: bool = False) -> Ids:
         """Ids of a text; control tokens in it count as such only with ``control``."""
-        encoded = self.tokenizer(
-            clean(text), add_special_tokens=False, split_special_tokens=not control
-        )
-        return tuple(encoded["input_ids"])
+        found = self._kept.get((text, control))
+        if found is None:
+            encoded = self.tokenizer(
+                clean(text), add_special_tokens=False, split_special_tokens=not control
+            )
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            found = self._kept[text, control] = tuple(encoded["input_ids"])
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens shown."""
