@@ -14,6 +14,13 @@ from nlac_lightning.errors import require_positive
 ADAPTERS = ("online", "target", "base")
 
 
+class EngineError(RuntimeError):
+    """An engine outside this process died or does not answer; the requests have no completions.
+
+    Rollouts record the episodes that waited for it as ``policy_failed`` and go on.
+    """
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn.

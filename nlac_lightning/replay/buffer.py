@@ -220,6 +220,11 @@ class ReplayBuffer:
         """Highest episode id ever given; 0 before the first."""
         return self._meta("last_id")
 
+    def seeds(self) -> list[int]:
+        """Seeds of the episodes on the disk, evicted ones that are still there included."""
+        with self._database.transaction() as connection:
+            return [row[0] for row in connection.execute("SELECT seed FROM episodes ORDER BY id")]
+
     def index(self, after: int = 0, exclude: Sequence[str] = ()) -> BufferIndex:
         """Episodes with an id above ``after`` and their numbers of turns.
 
@@ -237,13 +242,15 @@ class ReplayBuffer:
         table = np.asarray(rows, dtype=np.int64).reshape(-1, 2)
         return BufferIndex(table[:, 0], table[:, 1], oldest, truncations)
 
-    def outcomes(self) -> list[Outcome]:
-        """How each episode went, oldest first; reads no text and no ids."""
+    def outcomes(self, exclude: Sequence[str] = ()) -> list[Outcome]:
+        """How each episode went, oldest first; reads no text and no ids. See :meth:`index`."""
+        kept = f"AND reason NOT IN ({', '.join('?' * len(exclude))}) " if exclude else ""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                """SELECT id, task_id, num_turns, total_reward,
+                f"""SELECT id, task_id, num_turns, total_reward,
                 (SELECT max(policy_version) FROM turns WHERE episode_id = id)
-                FROM episodes WHERE evicted_by IS NULL ORDER BY id"""
+                FROM episodes WHERE evicted_by IS NULL {kept}ORDER BY id""",
+                tuple(exclude),
             ).fetchall()
         return [Outcome(*row) for row in rows]
 
