@@ -28,6 +28,7 @@ SIGNALS = tuple(
 class InterruptCheckpoint(lightning.Callback):
     """Writes ``last.ckpt`` when a run is told to stop, so that ``--ckpt_path last`` continues.
 
+    Another one at the start makes a run that is killed in its first rollouts continue with them.
     It stops where it stands: a half-made batch is made again, collected episodes of an unfinished
     collection are played again as they were, and the continued run equals one that was never
     stopped. Several processes agree before their next step instead, since all must write together.
@@ -58,6 +59,8 @@ class InterruptCheckpoint(lightning.Callback):
         self._asked, self._alone = None, trainer.world_size == 1
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        if trainer.ckpt_path is None and not trainer.global_step:
+            trainer.save_checkpoint(self._path(trainer))
 
     def on_train_batch_start(
         self,
@@ -101,10 +104,14 @@ class InterruptCheckpoint(lightning.Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, ReplayDataModule):
             data.position = trainer.global_step  # a batch already handed out is drawn again
-        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
-        path = f"{folder}/last.ckpt"
+        path = self._path(trainer)
         trainer.save_checkpoint(path)
         log.info("interrupted at step %d; continue with --ckpt_path %s", trainer.global_step, path)
+
+    @staticmethod
+    def _path(trainer: lightning.Trainer) -> str:
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+        return f"{folder}/last.ckpt"
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -20,6 +20,7 @@ from nlac_lightning.failures import FailureWatch
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
+from nlac_lightning.roles.codec import clean
 from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class RolloutCallback(lightning.Callback):
         self.limits = limits or RolloutLimits()
         self._plan: RolloutPlan | None = None
         self._mark: int | None = None
+        self._resumed = False
         self._tasks: list[Task] = []
         self._paths: dict[str, tuple[str, ...]] = {}
         self.turns = 0
@@ -105,12 +107,15 @@ class RolloutCallback(lightning.Callback):
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
         if self._mark is not None:
             buffer.truncate(self._mark)
-        elif self.fresh and self.episodes and buffer.high_water_mark:
+        elif self.fresh and not self._resumed and self.episodes and buffer.high_water_mark:
             log.info("a new run: %d old episodes leave %s", buffer.num_episodes, buffer.path)
             buffer.truncate(0)
         self._tasks = list(data.env.tasks("train"))
         if not self._tasks and (self.episodes or self.initial_episodes):
             raise ConfigError("data.env", "it has no training tasks", "choose another environment")
+        for task in self._tasks:
+            if clean(task.id) != task.id:
+                raise ConfigError("data.env", f"task id {task.id!a} is no text", "give it another")
 
     def _follow(self, plan: RolloutPlan) -> None:
         """An on-policy algorithm says what it needs; the limits of an episode stay."""
@@ -129,7 +134,7 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         data, _ = _parts(trainer, pl_module)
         missing = self.initial_episodes - data.buffer.high_water_mark
-        if self._plan is not None and self._mark is None:  # what a kept file holds is not ours
+        if self._plan is not None and not self._resumed:  # what a kept file holds is not ours
             missing = self._plan.episodes
         if missing > 0:
             played = set(data.buffer.seeds())  # those of a run that was killed meanwhile
@@ -264,8 +269,10 @@ class RolloutCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
-        mark = self._unfinished["mark"] if self._unfinished is not None else None
-        if mark is None:
+        mark = None  # before and in the first collection: a continued run keeps what is there
+        if self._unfinished is not None:
+            mark = self._unfinished["mark"]
+        elif self._done is not None:
             mark = _parts(trainer, pl_module)[0].buffer.high_water_mark
         checkpoint["replay_high_water_mark"] = mark
 
@@ -275,6 +282,7 @@ class RolloutCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
+        self._resumed = True
         self._mark = checkpoint.get("replay_high_water_mark")
 
 
