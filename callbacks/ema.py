@@ -8,6 +8,7 @@ import lightning
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.interrupts import whole
 
 
 class EMACallback(lightning.Callback):
@@ -29,12 +30,21 @@ class EMACallback(lightning.Callback):
         require_positive("ema.tau", 1 - tau, zero=True)
         require_positive("ema.every_n_steps", every_n_steps)
         self.tau, self.every_n_steps = tau, every_n_steps
+        self._done: int | None = None
 
     def on_fit_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         if not isinstance(pl_module, Algorithm):
             raise ConfigError("trainer.callbacks", "EMACallback needs an Algorithm", "remove it")
+
+    def on_train_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        """Make up for a step that was stopped before its end."""
+        if self._done is not None and self._done < trainer.global_step:
+            self._update(trainer, pl_module)
+        self._done = trainer.global_step
 
     def on_train_batch_end(
         self,
@@ -44,6 +54,17 @@ class EMACallback(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        assert isinstance(pl_module, Algorithm)
-        if trainer.global_step % self.every_n_steps == 0:
-            pl_module.backbone.copy_online_to_target(self.tau)
+        self._update(trainer, pl_module)
+
+    def _update(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        assert isinstance(module, Algorithm)
+        with whole():
+            if trainer.global_step % self.every_n_steps == 0:
+                module.backbone.copy_online_to_target(self.tau)
+            self._done = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._done}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._done = state_dict["step"]

@@ -1,38 +1,66 @@
-"""A checkpoint when a run is interrupted."""
+"""A checkpoint when a run is told to stop."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import lightning
 
+from nlac_lightning import interrupts
+from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.errors import StoppedRun
 
 log = logging.getLogger(__name__)
 
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
+"""Ctrl-C; what schedulers send before they kill; what SLURM is usually asked to send earlier."""
+
 
 class InterruptCheckpoint(lightning.Callback):
-    """Writes ``last.ckpt`` on Ctrl-C, so that ``--ckpt_path last`` continues.
+    """Writes ``last.ckpt`` when a run is told to stop, so that ``--ckpt_path last`` continues.
 
-    A gradient step under way is finished first, with the rollouts and the validation that belong
-    to it, so that the continued run equals one that was never stopped. A second Ctrl-C stops at
-    once; the checkpoint then holds whatever there is of that step. Episodes that were already
-    committed stay in any case.
+    Another one at the start makes a run that is killed in its first rollouts continue with them.
+    It stops where it stands: a half-made batch is made again, collected episodes of an unfinished
+    collection are played again as they were, and the continued run equals one that was never
+    stopped. Several processes agree before their next step instead, since all must write together.
+    A second Ctrl-C stops at once; the file before is then still whole. A run that stops for a
+    reason of its own (:class:`~nlac_lightning.errors.StoppedRun`) is saved in the same way.
+
+    SLURM's own requeueing, where Lightning has set it up, follows the checkpoint.
     """
 
     def __init__(self) -> None:
-        self._in_step = self._asked = False
-        self._before: Any = None
+        self._asked: int | None = None
+        self._before: dict[int, Any] = {}
+        self._alone = True
+        self._step = -1
+        self._progress: dict[str, Any] = {}
+
+    def setup(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
+    ) -> None:
+        """Go first, since the rollouts before training should be interruptible too."""
+        callbacks: list[lightning.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.remove(self)
+        callbacks.insert(0, self)
 
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
+        self._asked, self._alone = None, trainer.world_size == 1
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._on_signal)
+            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        if trainer.ckpt_path is None and not trainer.global_step:
+            trainer.save_checkpoint(self._path(trainer))
 
     def on_train_batch_start(
         self,
@@ -41,14 +69,10 @@ class InterruptCheckpoint(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if self._asked:
+        if trainer.strategy.reduce_boolean_decision(self._asked is not None, all=False):
             raise KeyboardInterrupt
-        self._in_step = True
-
-    def on_train_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
-    ) -> None:
-        self._in_step = False
+        if isinstance(pl_module, Algorithm):
+            self._step, self._progress = trainer.global_step, copy.deepcopy(pl_module.progress())
 
     def teardown(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
@@ -61,26 +85,48 @@ class InterruptCheckpoint(lightning.Callback):
         pl_module: lightning.LightningModule,
         exception: BaseException,
     ) -> None:
-        if not isinstance(exception, KeyboardInterrupt):
-            self._restore()  # after an interrupt, Lightning ignores the signal until it is done
-            return
-        if not trainer.optimizers:
-            return
+        told = isinstance(exception, KeyboardInterrupt)
+        if (told or isinstance(exception, StoppedRun)) and trainer.optimizers:
+            # Lightning ignores Ctrl-C from here on; a second one should still end this
+            self._handle(signal.SIGINT, signal.default_int_handler)
+            try:
+                self._save(trainer, pl_module)
+            except StoppedRun as error:
+                log.warning("%s", error)
+        requeue = self._before.get(self._asked or 0)
+        self._restore()
+        if told and self._asked not in (None, signal.SIGINT, signal.SIGTERM) and callable(requeue):
+            requeue(self._asked, None)
+
+    def _save(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if isinstance(module, Algorithm) and trainer.global_step == self._step:
+            module.restore_progress(self._progress)  # the batch is made again
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, ReplayDataModule):
             data.position = trainer.global_step  # a batch already handed out is drawn again
-        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
-        path = f"{folder}/last.ckpt"
+        path = self._path(trainer)
         trainer.save_checkpoint(path)
         log.info("interrupted at step %d; continue with --ckpt_path %s", trainer.global_step, path)
 
+    @staticmethod
+    def _path(trainer: lightning.Trainer) -> str:
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+        return f"{folder}/last.ckpt"
+
     def _restore(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        for number, handler in self._before.items():
+            self._handle(number, handler)
+        self._before = {}
+
+    @staticmethod
+    def _handle(number: int, handler: Callable[..., Any]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._asked or not self._in_step:
+        if self._asked is not None:
             raise KeyboardInterrupt
-        self._asked = True
-        log.info("stopping after this step; Ctrl-C again stops at once")
+        self._asked = number
+        log.info("%s: stopping with a checkpoint", signal.Signals(number).name)
+        if self._alone:
+            interrupts.stop()

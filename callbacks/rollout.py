@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -14,9 +16,11 @@ from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.failures import FailureWatch
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
+from nlac_lightning.roles.codec import clean
 from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
 
 log = logging.getLogger(__name__)
@@ -43,6 +47,8 @@ class RolloutCallback(lightning.Callback):
         limits: bounds of an episode.
         seed: seed of tasks and draws.
         fresh: empty the buffer at the start of a run that does not resume a checkpoint.
+        max_failures: share of the newest 32 episodes, in (0, 1], that may fail (environment, user
+            or engine raise, hang or drop); more stop the run with the reason.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class RolloutCallback(lightning.Callback):
         limits: RolloutLimits | None = None,
         seed: int = 0,
         fresh: bool = True,
+        max_failures: float = 0.5,
     ) -> None:
         require_positive("rollout.initial_episodes", initial_episodes, zero=True)
         require_positive("rollout.episodes", episodes, zero=True)
@@ -69,6 +76,9 @@ class RolloutCallback(lightning.Callback):
                 raise ConfigError(
                     "rollout.curriculum", "it has no start", "set rollout.initial_tasks"
                 )
+        require_positive("rollout.max_failures", max_failures)
+        require_positive("rollout.max_failures", 1 - max_failures, zero=True)
+        self._watch = FailureWatch(max_failures)
         self.curriculum = curriculum
         self.initial_episodes, self.episodes = initial_episodes, episodes
         self.initial_tasks = initial_tasks
@@ -78,27 +88,34 @@ class RolloutCallback(lightning.Callback):
         self.limits = limits or RolloutLimits()
         self._plan: RolloutPlan | None = None
         self._mark: int | None = None
+        self._resumed = False
         self._tasks: list[Task] = []
         self._paths: dict[str, tuple[str, ...]] = {}
         self.turns = 0
+        self._done: int | None = None
+        self._unfinished: dict[str, Any] | None = None
 
     def on_fit_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         """Bind the buffer to this model's ids and bring it to the state of the checkpoint."""
         data, module = _parts(trainer, pl_module)
+        self._unfinished = None
         self._plan = module.rollout_plan
         if self._plan is not None:
             self._follow(self._plan)
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
         if self._mark is not None:
             buffer.truncate(self._mark)
-        elif self.fresh and self.episodes and buffer.high_water_mark:
+        elif self.fresh and not self._resumed and self.episodes and buffer.high_water_mark:
             log.info("a new run: %d old episodes leave %s", buffer.num_episodes, buffer.path)
             buffer.truncate(0)
         self._tasks = list(data.env.tasks("train"))
         if not self._tasks and (self.episodes or self.initial_episodes):
             raise ConfigError("data.env", "it has no training tasks", "choose another environment")
+        for task in self._tasks:
+            if clean(task.id) != task.id:
+                raise ConfigError("data.env", f"task id {task.id!a} is no text", "give it another")
 
     def _follow(self, plan: RolloutPlan) -> None:
         """An on-policy algorithm says what it needs; the limits of an episode stay."""
@@ -117,10 +134,16 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         data, _ = _parts(trainer, pl_module)
         missing = self.initial_episodes - data.buffer.high_water_mark
-        if self._plan is not None and self._mark is None:  # what a kept file holds is not ours
+        if self._plan is not None and not self._resumed:  # what a kept file holds is not ours
             missing = self._plan.episodes
         if missing > 0:
-            self._collect(trainer, pl_module, missing, self.initial_exploration, show=True)
+            played = set(data.buffer.seeds())  # those of a run that was killed meanwhile
+            fresh = (n for n in itertools.count() if self._seed(n) not in played)
+            numbers = list(itertools.islice(fresh, missing))
+            self._collect(trainer, pl_module, numbers, self.initial_exploration, show=True)
+        if self._done is not None and self._done < trainer.global_step:
+            self._after_step(trainer, pl_module)  # a step that was stopped before its end
+        self._done = trainer.global_step
 
     def on_train_batch_end(
         self,
@@ -130,24 +153,31 @@ class RolloutCallback(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        self._after_step(trainer, pl_module)
+
+    def _after_step(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if self.episodes and trainer.global_step % self.every_n_steps == 0:
-            self._collect(trainer, pl_module, self.episodes, self.exploration)
+            mark = _parts(trainer, pl_module)[0].buffer.high_water_mark
+            self._unfinished = {"mark": mark, "state": self.state_dict()}
+            first = range(mark, mark + self.episodes)
+            self._collect(trainer, pl_module, first, self.exploration)
+            self._unfinished = None
+        self._done = trainer.global_step
 
     def _collect(
         self,
         trainer: lightning.Trainer,
         pl_module: lightning.LightningModule,
-        count: int,
+        numbers: Sequence[int],
         exploration: Exploration,
         show: bool = False,
     ) -> None:
         data, module = _parts(trainer, pl_module)
-        first = data.buffer.high_water_mark
-        jobs = [self._job(first + i) for i in range(count)]
+        jobs = [self._job(number) for number in numbers]
         rollout = Rollout(data.env, module.roles, self.limits, exploration, self._paths)
         began = time.perf_counter()
         rewards = []
-        with tqdm(total=count, desc="rollouts", disable=not show, leave=False) as bar:
+        with tqdm(total=len(jobs), desc="rollouts", disable=not show, leave=False) as bar:
             collections = 0
             while jobs:
                 collections += 1
@@ -157,6 +187,7 @@ class RolloutCallback(lightning.Callback):
                     data.buffer.append(episode)
                     rewards.append(episode.total_reward)
                     self.turns += len(episode.turns)
+                    self._watch.see(episode)
                 jobs = self._again(data.buffer, collections)
         seconds = time.perf_counter() - began
         turns = max(rollout.counts["turns"], 1)
@@ -174,6 +205,8 @@ class RolloutCallback(lightning.Callback):
             "reset_error",
             "cut_off",
             "end/env_error",
+            "end/user_failed",
+            "end/policy_failed",
             "end/token_limit",
             "end/time_limit",
         ):
@@ -212,13 +245,20 @@ class RolloutCallback(lightning.Callback):
         group = number // (self._plan.group_size if self._plan else 1)
         turn, place = divmod(group, len(tasks))
         order = np.random.default_rng([self.seed, turn]).permutation(len(tasks))
-        return tasks[order[place]], self.seed * 1_000_003 + number
+        return tasks[order[place]], self._seed(number)
+
+    def _seed(self, number: int) -> int:
+        return self.seed * 1_000_003 + number
 
     def state_dict(self) -> dict[str, Any]:
-        return {"turns": self.turns, "paths": {k: list(v) for k, v in self._paths.items()}}
+        """Of the last whole collection: one that is stopped is played again from its start."""
+        if self._unfinished is not None:
+            return dict(self._unfinished["state"])
+        paths = {k: list(v) for k, v in self._paths.items()}
+        return {"turns": self.turns, "paths": paths, "step": self._done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.turns = state_dict["turns"]
+        self.turns, self._done = state_dict["turns"], state_dict.get("step")
         self._paths = {task: tuple(way) for task, way in state_dict["paths"].items()}
 
     def on_save_checkpoint(
@@ -227,7 +267,12 @@ class RolloutCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
-        checkpoint["replay_high_water_mark"] = _parts(trainer, pl_module)[0].buffer.high_water_mark
+        mark = None  # before and in the first collection: a continued run keeps what is there
+        if self._unfinished is not None:
+            mark = self._unfinished["mark"]
+        elif self._done is not None:
+            mark = _parts(trainer, pl_module)[0].buffer.high_water_mark
+        checkpoint["replay_high_water_mark"] = mark
 
     def on_load_checkpoint(
         self,
@@ -235,6 +280,7 @@ class RolloutCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
+        self._resumed = True
         self._mark = checkpoint.get("replay_high_water_mark")
 
 

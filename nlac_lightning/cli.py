@@ -8,7 +8,7 @@ import sys
 import warnings
 
 from nlac_lightning.commands import COMMANDS
-from nlac_lightning.errors import ConfigError
+from nlac_lightning.errors import ConfigError, StoppedRun
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,9 +50,7 @@ def _is_users(error: Exception) -> bool:
     """Whether the message alone says what to do, so that a traceback would only hide it."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from nlac_lightning.replay.buffer import BufferWriteError
-
-    return isinstance(error, MisconfigurationException | BufferWriteError | UserWarning)
+    return isinstance(error, MisconfigurationException | StoppedRun | UserWarning)
 
 
 def run_trainer(arguments: list[str]) -> None:

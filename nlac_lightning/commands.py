@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def replay(arguments: list[str]) -> None:
-    """``nlac replay stats|check PATH`` and ``nlac replay export|import PATH FILE``.
+    """``nlac replay stats|check PATH`` and ``nlac replay export|import|salvage PATH FILE``.
 
     ``nlac replay import --format tau-bench FILE --config C`` needs no PATH: it is the config's.
     Further options are then those of ``nlac fit``.
@@ -20,7 +20,11 @@ def replay(arguments: list[str]) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (("stats", "print what it holds"), ("check", "verify every episode")):
         actions.add_parser(name, help=text).add_argument("path", type=Path)
-    for name, text in (("export", "write it as Parquet"), ("import", "add episodes of a file")):
+    for name, text in (
+        ("export", "write it as Parquet"),
+        ("import", "add episodes of a file"),
+        ("salvage", "copy what is good of a damaged buffer to a new file"),
+    ):
         sub = actions.add_parser(name, help=text)
         if name == "import":
             sub.add_argument("--format", choices=("parquet", "tau-bench"), default="parquet")
@@ -34,6 +38,8 @@ def replay(arguments: list[str]) -> None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.action == "stats":
         print(commands.stats(options.path))
+    elif options.action == "salvage":
+        print(commands.salvage_episodes(options.path, options.file))
     elif options.action == "export":
         print(commands.export(options.path, options.file))
     elif options.action == "import" and options.format == "tau-bench":

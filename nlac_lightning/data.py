@@ -16,7 +16,7 @@ from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.replay.buffer import Key, ReplayBuffer
-from nlac_lightning.replay.episode import Transition
+from nlac_lightning.replay.episode import FAILURES, Transition
 from nlac_lightning.replay.sampler import (
     BatchSampler,
     Strategy,
@@ -48,7 +48,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         eval_batch_size: tasks per evaluation batch, that is, episodes played side by side.
         num_workers: processes that read transitions ahead; 0 reads them in the main process.
         exclude_reasons: episodes that ended so stay in the buffer but are never trained on; by
-            default those in which no reply could be had from the user.
+            default those that ended because environment, user or engine failed.
 
     Raises:
         ConfigError: a size that is not positive, or an unknown strategy.
@@ -70,7 +70,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         eval_batch_size: int = 64,
         num_workers: int = 0,
         seed: int = 0,
-        exclude_reasons: Sequence[str] = ("user_failed",),
+        exclude_reasons: Sequence[str] = FAILURES,
     ) -> None:
         super().__init__()
         require_positive("data.capacity", capacity)

@@ -17,6 +17,13 @@ class ConfigError(ValueError):
         super().__init__(f"{field}: {problem}. Fix: {fix}")
 
 
+class StoppedRun(RuntimeError):
+    """A run that cannot go on for a reason outside its settings; the message says what to do.
+
+    Nothing committed is lost: episodes and the checkpoint before it are whole.
+    """
+
+
 def require_positive(field: str, value: float, zero: bool = False) -> None:
     """Raise :class:`ConfigError` unless ``value`` is above zero (or at least zero)."""
     if value < 0 or (value == 0 and not zero):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nlac_lightning.checkpoint import read_checkpoint
 from nlac_lightning.errors import ConfigError, require_choice
 
 PREFIX = "backbone.model."
@@ -84,19 +84,3 @@ def _weights(content: dict[str, Any], adapter: str) -> dict[str, Tensor]:
         for name, value in content["state_dict"].items()
         if f".{adapter}." in name
     }
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Content of a checkpoint file of this package, else :class:`ConfigError`."""
-    fix = "name a .ckpt file that `nlac fit` wrote"
-    if not path.is_file():
-        raise ConfigError(str(path), "there is no such checkpoint", fix)
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # any foreign file: torch raises whatever its parts do
-        raise ConfigError(
-            str(path), f"it is no checkpoint ({type(error).__name__})", fix
-        ) from error
-    if not isinstance(content, dict) or "lora" not in content.get("nlac", {}):
-        raise ConfigError(str(path), "it is not a checkpoint of this package", fix)
-    return content

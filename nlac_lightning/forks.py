@@ -14,6 +14,7 @@ from nlac_lightning.envs.base import Task
 from nlac_lightning.envs.replay import resume
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion
+from nlac_lightning.interrupts import time_limit
 from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.rollout import Actor, Live, Rollout
 
@@ -52,7 +53,8 @@ class ForkedRollout(Rollout):
     def _fork(self, fork: Fork) -> Live | None:
         state = fork.state
         try:
-            session = resume(self.env, fork.task, state.seed, state.past_actions)
+            with time_limit(self.limits.call_seconds):
+                session = resume(self.env, fork.task, state.seed, state.past_actions)
             chance, draws = np.random.SeedSequence(fork.seed).spawn(2)
             session.reseed(int(chance.generate_state(1, np.uint64)[0]))
         except ConfigError:

@@ -14,9 +14,9 @@ from lightning.pytorch.cli import (
 )
 
 from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.checkpoint import read_checkpoint
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.errors import ConfigError
-from nlac_lightning.export import read_checkpoint
 
 AUTOMATIC = {
     "gradient_clip_val": (None, "model.init_args.optimizer.clip_norm"),

@@ -6,6 +6,7 @@ reason that is stored and counted.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -19,12 +20,16 @@ import numpy as np
 
 from nlac_lightning.envs.base import Message, Session, Step, Task, TextEnv
 from nlac_lightning.errors import require_choice, require_positive
-from nlac_lightning.generation.base import TOO_LONG, Completion, Generator
+from nlac_lightning.generation.base import TOO_LONG, Completion, EngineError, Generator
+from nlac_lightning.interrupts import time_limit
 from nlac_lightning.replay.episode import Episode, Turn
-from nlac_lightning.roles.codec import Codec, Ids
+from nlac_lightning.roles.codec import Codec, Ids, clean
 from nlac_lightning.roles.roles import Prompt, Roles
 
 log = logging.getLogger(__name__)
+
+REASON = 200
+"""Longest reason of an episode, in characters."""
 
 FAILED = "failed"
 """Finish reason of a completion that could not be had; its text says why, its ids are empty."""
@@ -40,11 +45,14 @@ class RolloutLimits:
     """Tokens of a state; an episode that would act in a longer one is truncated."""
     max_seconds: float = 600.0
     """Wall-clock time of an episode, checked between turns."""
+    call_seconds: float = 600.0
+    """Wall-clock time of one reset or step of the environment, its user and tools included; what
+    hangs longer is cut off and ends its episode (``reset_error``, ``env_error``)."""
     parallel: int = 32
     """Episodes that run side by side."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens", "max_seconds", "parallel"):
+        for name in ("max_turns", "max_tokens", "max_seconds", "call_seconds", "parallel"):
             require_positive(f"rollout.limits.{name}", getattr(self, name))
 
 
@@ -208,7 +216,7 @@ class Rollout:
 
     def _play(
         self,
-        starts: Sequence[Callable[[], Live | None]],
+        starts: Sequence[Callable[[], Live | Episode | None]],
         actor: Actor,
         progress: Callable[[int], None] = lambda done: None,
     ) -> Iterator[Episode]:
@@ -217,7 +225,11 @@ class Rollout:
         while waiting or live:
             while waiting and len(live) < self.limits.parallel:
                 started = waiting.pop()()
-                live += [started] if started else []
+                if isinstance(started, Live):
+                    live.append(started)
+                elif started is not None:
+                    progress(1)
+                    yield started
             if not live:
                 break
             for run, completion, explored in self._choose(live, actor):
@@ -230,14 +242,15 @@ class Rollout:
                 progress(1)
                 yield self._episode(run)
 
-    def _start(self, task: Task, seed: int) -> Live | None:
+    def _start(self, task: Task, seed: int) -> Live | Episode:
         try:
-            session = self.env.reset(task, seed)
-            opening = list(session.opening)
+            with time_limit(self.limits.call_seconds):
+                session = self.env.reset(task, seed)
+                opening = checked_messages(session.opening)
         except Exception as error:
             self.counts["reset_error"] += 1
             log.warning("task %s could not be started: %s", task.id, error)
-            return None
+            return self._never_begun(task, seed, error)
         ids = self.roles.codec.messages(opening)
         key = np.random.SeedSequence([seed, *task.id.encode()])
         rng = np.random.Generator(np.random.Philox(key))
@@ -246,6 +259,17 @@ class Rollout:
             path = path[: int(rng.integers(len(path)))]
         now = time.monotonic()
         return Live(task, seed, session, ids, ids, list(opening), rng, now, opening, path)
+
+    def _never_begun(self, task: Task, seed: int, error: Exception) -> Episode:
+        """The record of an episode that could not be started: no state, an empty action."""
+        info = {"reason": "reset_error", "error": f"{type(error).__name__}: {error}"}
+        turn = Turn("", "", (), 0, 0, (), "given", 0, False, [], 0.0, False, True, info)
+        codec = self.roles.codec.fingerprint
+        self.counts["episodes"] += 1
+        self.counts["end/reset_error"] += 1
+        return Episode(
+            self.env.name, task.id, task.split, seed, codec, [], (), [turn], "reset_error"
+        )
 
     def _choose(self, live: list[Live], actor: Actor) -> list[tuple[Live, Completion, bool]]:
         chosen: list[tuple[Live, Completion, bool]] = []
@@ -260,7 +284,12 @@ class Rollout:
             else:
                 chosen.append((run, self.roles.codec.given(action), True))
         if modelled:
-            completions = actor.act(modelled)
+            try:
+                completions = actor.act(modelled)
+            except (EngineError, OSError) as error:  # a worker that died, a lost connection
+                log.warning("no actions could be had: %s", error)
+                why = f"{type(error).__name__}: {error}"
+                completions = [Completion((), why, (), FAILED)] * len(modelled)
             chosen += [(r, c, False) for r, c in zip(modelled, completions, strict=True)]
         return chosen
 
@@ -271,7 +300,8 @@ class Rollout:
         if options.kind == "none" or run.rng.random() >= options.epsilon:
             return None
         try:
-            candidates = list(run.session.admissible())
+            with time_limit(self.limits.call_seconds):
+                candidates = list(run.session.admissible())
         except Exception as error:
             log.warning("task %s lists no actions: %s", run.task.id, error)
             return None
@@ -342,23 +372,26 @@ class Rollout:
 
     def _step(self, run: Live, action: str) -> Step:
         try:
-            oracle = run.session.oracle_critique(action)
-            step = run.session.step(action)
+            with time_limit(self.limits.call_seconds):
+                oracle = run.session.oracle_critique(action)
+                step = run.session.step(action)
+            messages = checked_messages(step.messages)
+            if oracle is not None:
+                truth = {"good": oracle.good, "text": oracle.text(), "action": oracle.action}
+                step = replace(step, info={**step.info, "oracle": truth})
+            json.dumps(step.info)
+            if not math.isfinite(step.reward):
+                raise ValueError(f"reward {step.reward}")
+            return replace(step, messages=messages, reward=float(step.reward))
         except Exception as error:
             log.warning("task %s failed in step %d: %s", run.task.id, len(run.turns), error)
             reason = {"reason": "env_error", "error": f"{type(error).__name__}: {error}"}
             return Step([], truncated=True, info=reason)
-        if oracle is not None:
-            truth = {"good": oracle.good, "text": oracle.text(), "action": oracle.action}
-            step = replace(step, info={**step.info, "oracle": truth})
-        if not math.isfinite(step.reward):
-            reason = {"reason": "env_error", "error": f"reward {step.reward}"}
-            return Step(step.messages, truncated=True, info={**step.info, **reason})
-        return step
 
     def _close(self, run: Live) -> None:
         try:
-            run.session.close()
+            with time_limit(self.limits.call_seconds):
+                run.session.close()
         except Exception as error:
             log.warning("task %s could not be closed: %s", run.task.id, error)
 
@@ -380,7 +413,7 @@ class Rollout:
         return limit is not None
 
     def _episode(self, run: Live) -> Episode:
-        reason = str(run.turns[-1].info.get("reason", "done"))
+        reason = clean(str(run.turns[-1].info.get("reason", "done")))[:REASON]
         self.counts[f"end/{reason}"] += 1
         self.counts["episodes"] += 1
         return Episode(
@@ -405,3 +438,11 @@ def _cut(run: Live, reason: str) -> None:
 def _no_action(why: str, reason: str) -> Step:
     """The last step of an episode whose policy could not answer (an endpoint that is down)."""
     return Step([], truncated=True, info={"valid": False, "error": why, "reason": reason})
+
+
+def checked_messages(messages: Sequence[Message]) -> list[Message]:
+    """The messages of an environment as a list; TypeError if one has no role or no text."""
+    for message in messages:
+        if not isinstance(message["role"], str) or not isinstance(message["content"], str):
+            raise TypeError("a message of the environment has no role or no text")
+    return list(messages)

@@ -164,12 +164,18 @@ def test_termination_is_the_environments_word(roles: Roles) -> None:
     assert rollout.counts["end/solved"] == 6
 
 
-def test_a_reset_that_raises_loses_that_episode_only(roles: Roles) -> None:
+def test_a_reset_that_raises_is_recorded_and_costs_that_episode_only(roles: Roles) -> None:
     env = Desk()
     tasks = [Task("broken", "train"), *env.tasks("train"), Task("2-broken", "train")]
     episodes, rollout = play(roles, env, tasks=tasks, parallel=2)
-    assert sorted(e.task_id for e in episodes) == sorted(t.id for t in env.tasks("train"))
-    assert rollout.counts["reset_error"] == 2
+    assert sorted(e.task_id for e in episodes) == sorted(t.id for t in tasks)
+    assert rollout.counts["reset_error"] == rollout.counts["end/reset_error"] == 2
+    for episode in episodes:
+        failed = episode.task_id.endswith("broken")
+        assert (episode.reason == "reset_error") == failed
+        if failed:
+            assert not episode.opening and not episode.turns[0].action_ids
+            assert "no such customer" in episode.turns[0].info["error"]
 
 
 @pytest.mark.parametrize("where", ["step", "oracle_critique", "admissible", "close"])

@@ -7,21 +7,26 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from nlac_lightning.algorithms.examples import Example, accumulate
+from nlac_lightning.algorithms.skipped import SkippedSteps
 from nlac_lightning.backbone import Backbone, BackboneConfig
+from nlac_lightning.checkpoint import SafeCheckpointIO
 from nlac_lightning.critic import Critic
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
 from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.interrupts import whole
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.sampler import BatchSampler
@@ -57,6 +62,9 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     """Gradients longer than this are scaled down to it; Lightning's own key cannot be used with
     manual optimisation."""
+    max_skipped: int = 10
+    """Gradient steps in a row with a loss or gradient that is not finite, after which the run
+    stops. Each such step changes no weight; its batch is written to ``skipped/`` in the run."""
 
     def __post_init__(self) -> None:
         require_positive("model.optimizer.lr", self.lr)
@@ -64,6 +72,7 @@ class OptimizerConfig:
         require_positive("model.optimizer.decay_steps", self.decay_steps, zero=True)
         require_positive("model.optimizer.weight_decay", self.weight_decay, zero=True)
         require_positive("model.optimizer.clip_norm", self.clip_norm)
+        require_positive("model.optimizer.max_skipped", self.max_skipped)
 
     def scale(self, step: int) -> float:
         """Factor of ``lr`` in gradient step ``step`` (from 0)."""
@@ -132,10 +141,16 @@ class Algorithm(lightning.LightningModule):
         self.critic: Critic
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = defaultdict(float)
+        self._skipped = SkippedSteps(self.optimizer_config.max_skipped)
         self._episodes: list[EpisodeRecord] = []
         self._tested: dict[str, list[EpisodeRecord]] = {}
         self._comparison = ""
         self.strict_loading = False  # checkpoints hold the adapters; on_load_checkpoint is strict
+
+    def setup(self, stage: str) -> None:
+        """Checkpoint files that a crash cannot harm, unless the user chose others."""
+        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
 
     def configure_model(self) -> None:
         """Load the model once, on whichever entry point comes first."""
@@ -215,33 +230,55 @@ class Algorithm(lightning.LightningModule):
     def gradient_step(self, backward: Callable[[], dict[str, float]]) -> dict[str, float]:
         """One gradient step after ``backward``, whose metrics it returns with norm and step size.
 
-        A step without a gradient or with one that is not finite changes no weight; it is
-        counted in ``skipped_steps`` and still counts as a step, so that the run goes on.
+        A step without a gradient, or with one or a loss that is not finite, changes no weight; it
+        is counted in ``skipped_steps`` and still counts as a step, so that the run goes on.
         """
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         began = time.perf_counter()
         with torch.random.fork_rng():  # dropout follows from seed and step, so resuming is exact
             torch.manual_seed(torch.initial_seed() + self.global_step)
+            self._loss = torch.zeros((), device=self.backbone.device)
             metrics = backward()
-        empty = all(p.grad is None for p in self.parameters())
         norm = self._clip(self.optimizer_config.clip_norm)
-        if empty or not torch.isfinite(norm):
-            self.counts["skipped_steps"] += 1
-            log.warning(
-                "step %d skipped: %s",
-                self.global_step,
-                "nothing to train on" if empty else f"gradient norm {norm}",
-            )
+        why = self._why_skipped(norm)
+        with whole():
+            if why:
+                self.counts["skipped_steps"] += 1
+                log.warning("step %d skipped: %s", self.global_step, why)
+                optimizer.zero_grad()
+            optimizer.step()
             optimizer.zero_grad()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler = self.lr_schedulers()
-        metrics["lr"] = optimizer.param_groups[0]["lr"]
-        scheduler.step()  # type: ignore[union-attr]
-        self.backbone.versions["online"] += 1
+            scheduler = self.lr_schedulers()
+            metrics["lr"] = optimizer.param_groups[0]["lr"]
+            scheduler.step()  # type: ignore[union-attr]
+            self.backbone.versions["online"] += 1
         self.seconds["optimize"] += time.perf_counter() - began
         return metrics | {"grad_norm": float(norm)}
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._loss = self._loss + loss.detach()  # a loss that is nan or inf stays so
+        super().manual_backward(loss, *args, **kwargs)
+
+    def _why_skipped(self, norm: Tensor) -> str | None:
+        """Why this step should change nothing, or None; all processes say the same."""
+        empty = all(p.grad is None for p in self.parameters())
+        wrong = None
+        if not torch.isfinite(self._loss):
+            wrong = f"loss of {float(self._loss)}"
+        elif not torch.isfinite(norm):
+            wrong = f"gradient norm of {float(norm)}"
+        agree = self.trainer.strategy.reduce_boolean_decision
+        if agree(wrong is not None, all=False):
+            self._skipped.reason = wrong or "loss or gradient of another process"
+            return self._skipped.reason
+        return "nothing to train on" if agree(empty, all=True) else None
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        folder = Path(self.trainer.default_root_dir, "skipped")
+        if self.trainer.world_size > 1:
+            folder /= f"rank_{self.global_rank}"
+        self._skipped.after_step(folder, self.global_step, batch)
 
     def _clip(self, max_norm: float) -> Tensor:
         parameters = [p for p in self.parameters() if p.grad is not None]
@@ -323,10 +360,26 @@ class Algorithm(lightning.LightningModule):
                 "lora_dropout": lora.lora_dropout,
                 "target_modules": targets if isinstance(targets, str) else sorted(targets),
             },
+            **self.progress(),
+        }
+
+    def progress(self) -> dict[str, Any]:
+        """Counters, and what else a step changes beside the weights."""
+        return {
             "versions": dict(self.backbone.versions),
             "counts": dict(self.counts),
             "generator": dict(self.generator.counts),
         }
+
+    def restore_progress(self, state: dict[str, Any]) -> None:
+        """Return to what :meth:`progress` said."""
+        self.backbone.versions.update(state["versions"])
+        for counts, before in (
+            (self.counts, state["counts"]),
+            (self.generator.counts, state["generator"]),
+        ):
+            counts.clear()
+            counts.update(before)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another model or without an adapter; restore counters."""
@@ -344,7 +397,4 @@ class Algorithm(lightning.LightningModule):
                 f"(first difference: {wrong[0]})",
                 "use the checkpoint's own model.backbone settings",
             )
-        state = checkpoint["nlac"]
-        self.backbone.versions.update(state["versions"])
-        self.counts.update(state["counts"])
-        self.generator.counts.update(state["generator"])
+        self.restore_progress(checkpoint["nlac"])

@@ -326,14 +326,13 @@ class NLAC(Algorithm):
         """A seed of this step alone, so that a resumed run draws the same texts."""
         return (self.seed * 1_000_003 + self.global_step) * 1_000_003 + 17
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["nlac"]["gate"] = self.gate.state_dict()
+    def progress(self) -> dict[str, Any]:
+        return super().progress() | {"gate": self.gate.state_dict()}
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        if "gate" in checkpoint["nlac"]:
-            self.gate.load_state_dict(checkpoint["nlac"]["gate"])
+    def restore_progress(self, state: dict[str, Any]) -> None:
+        super().restore_progress(state)
+        if "gate" in state:
+            self.gate.load_state_dict(state["gate"])
 
 
 def _next_messages(transition: Transition) -> list[Message]:

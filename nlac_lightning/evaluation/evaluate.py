@@ -153,7 +153,8 @@ class Evaluator:
         ]
 
     def _criticise(self, episodes: list[Episode], steps: list[list[StepRecord]]) -> None:
-        places = [(e, t) for e, episode in enumerate(episodes) for t in range(len(episode.turns))]
+        begun = [(e, episode) for e, episode in enumerate(episodes) if episode.opening]
+        places = [(e, t) for e, episode in begun for t in range(len(episode.turns))]
         count = min(self.config.critic_steps, len(places))
         if not count or self.critic is None:
             return

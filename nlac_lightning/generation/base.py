@@ -17,6 +17,13 @@ TOO_LONG = "too_long"
 """Finish reason where the prompt leaves no position for an answer: ids and text are empty."""
 
 
+class EngineError(RuntimeError):
+    """An engine outside this process died or does not answer; the requests have no completions.
+
+    Rollouts record the episodes that waited for it as ``policy_failed`` and go on.
+    """
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn.

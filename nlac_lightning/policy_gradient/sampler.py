@@ -9,6 +9,7 @@ import numpy as np
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.replay.buffer import Key, Outcome, ReplayBuffer
+from nlac_lightning.replay.episode import FAILURES
 
 Group = list[Outcome]
 
@@ -31,8 +32,8 @@ def informative(group: Sequence[Outcome]) -> bool:
 
 
 def newest_rollout(buffer: ReplayBuffer) -> list[Outcome]:
-    """The episodes of the newest policy version in the buffer."""
-    outcomes = buffer.outcomes()
+    """The episodes of the newest policy version in the buffer, without those that failed."""
+    outcomes = buffer.outcomes(exclude=FAILURES)
     start = len(outcomes)
     while start and outcomes[start - 1].policy_version == outcomes[-1].policy_version:
         start -= 1

@@ -12,15 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from nlac_lightning.errors import ConfigError, require_positive
-from nlac_lightning.replay.connection import BufferWriteError, Database
+from nlac_lightning.replay.connection import BufferWriteError, Database, damaged
 from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.replay.schema import (
     INSERT_EPISODE,
     INSERT_TURN,
+    SELECT_ALL_TURNS,
     SELECT_ALTERNATIVES,
     SELECT_BEST_RETURN,
     SELECT_EPISODE,
     SELECT_TURNS,
+    SELECT_WRITTEN,
+    checksum,
     decode_episode,
     episode_row,
     turn_rows,
@@ -138,6 +141,10 @@ class ReplayBuffer:
                 connection.execute(INSERT_EPISODE, episode_row(episode, episode_id))
                 connection.executemany(INSERT_TURN, turn_rows(episode, episode_id))
                 connection.execute(
+                    "UPDATE episodes SET checksum = ? WHERE id = ?",
+                    (written_checksum(connection, episode_id), episode_id),
+                )
+                connection.execute(
                     "UPDATE meta SET last_id = ?, transitions = transitions + ?",
                     (episode_id, len(episode.turns)),
                 )
@@ -220,6 +227,11 @@ class ReplayBuffer:
         """Highest episode id ever given; 0 before the first."""
         return self._meta("last_id")
 
+    def seeds(self) -> list[int]:
+        """Seeds of the episodes on the disk, evicted ones that are still there included."""
+        with self._database.transaction() as connection:
+            return [row[0] for row in connection.execute("SELECT seed FROM episodes ORDER BY id")]
+
     def index(self, after: int = 0, exclude: Sequence[str] = ()) -> BufferIndex:
         """Episodes with an id above ``after`` and their numbers of turns.
 
@@ -237,13 +249,15 @@ class ReplayBuffer:
         table = np.asarray(rows, dtype=np.int64).reshape(-1, 2)
         return BufferIndex(table[:, 0], table[:, 1], oldest, truncations)
 
-    def outcomes(self) -> list[Outcome]:
-        """How each episode went, oldest first; reads no text and no ids."""
+    def outcomes(self, exclude: Sequence[str] = ()) -> list[Outcome]:
+        """How each episode went, oldest first; reads no text and no ids. See :meth:`index`."""
+        kept = f"AND reason NOT IN ({', '.join('?' * len(exclude))}) " if exclude else ""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                """SELECT id, task_id, num_turns, total_reward,
+                f"""SELECT id, task_id, num_turns, total_reward,
                 (SELECT max(policy_version) FROM turns WHERE episode_id = id)
-                FROM episodes WHERE evicted_by IS NULL ORDER BY id"""
+                FROM episodes WHERE evicted_by IS NULL {kept}ORDER BY id""",
+                tuple(exclude),
             ).fetchall()
         return [Outcome(*row) for row in rows]
 
@@ -252,9 +266,18 @@ class ReplayBuffer:
         return [int(i) for i in self.index().ids]
 
     def episode(self, episode_id: int) -> Episode:
-        """One episode; KeyError if it was never stored, dropped or evicted."""
+        """One episode; KeyError if it was never stored, dropped or evicted.
+
+        ConfigError if the file is damaged there.
+        """
         with self._database.transaction() as connection:
+            return self._whole(connection, episode_id)
+
+    def _whole(self, connection: sqlite3.Connection, episode_id: int) -> Episode:
+        try:
             return self._read(connection, episode_id)
+        except (ValueError, TypeError) as error:  # blobs, JSON or fields that do not decode
+            raise damaged(self.path, f"episode {episode_id}: {error}") from error
 
     def _read(self, connection: sqlite3.Connection, episode_id: int) -> Episode:
         row = connection.execute(SELECT_EPISODE, (episode_id,)).fetchone()
@@ -276,7 +299,7 @@ class ReplayBuffer:
         """Transitions in the order of ``keys``, each episode read once; see :meth:`transition`."""
         keys = list(keys)
         with self._database.transaction() as connection:
-            episodes = {i: self._read(connection, i) for i in {i for i, _ in keys}}
+            episodes = {i: self._whole(connection, i) for i in {i for i, _ in keys}}
             best = [connection.execute(SELECT_BEST_RETURN, key).fetchone()[0] for key in keys]
         return [
             replace(episodes[i].transition(t, i), best_return=value)
@@ -311,12 +334,25 @@ class ReplayBuffer:
             ).fetchone()
             if counted != summed:
                 found.append(f"{counted} transitions counted, {summed:.0f} stored")
-        for episode_id in self.episode_ids():
-            try:
-                validate(self.episode(episode_id))
-            except (ValueError, TypeError) as error:  # blobs, JSON or fields that do not decode
-                found.append(f"episode {episode_id}: {error}")
+            for (episode_id,) in connection.execute(
+                "SELECT id FROM episodes ORDER BY id"
+            ).fetchall():
+                try:
+                    found += self._wrong(connection, episode_id)
+                except (ValueError, TypeError, sqlite3.DatabaseError) as error:
+                    found.append(f"episode {episode_id}: {error}")
         return found
+
+    def _wrong(self, connection: sqlite3.Connection, episode_id: int) -> list[str]:
+        """Problems of one episode; raises for what cannot be decoded."""
+        expected, evicted = connection.execute(
+            "SELECT checksum, evicted_by FROM episodes WHERE id = ?", (episode_id,)
+        ).fetchone()
+        if evicted is None:
+            validate(self._read(connection, episode_id))
+        if written_checksum(connection, episode_id) != expected:
+            return [f"episode {episode_id}: its content is not what was written"]
+        return []
 
     def close(self) -> None:
         """Let go of the file; the next use opens it again."""
@@ -327,6 +363,12 @@ class ReplayBuffer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def written_checksum(connection: sqlite3.Connection, episode_id: int) -> int:
+    """:func:`~nlac_lightning.replay.schema.checksum` of what the file holds of an episode."""
+    episode = connection.execute(SELECT_WRITTEN, (episode_id,)).fetchone()
+    return checksum(episode, connection.execute(SELECT_ALL_TURNS, (episode_id,)))
 
 
 def _oldest(connection: sqlite3.Connection) -> int:

@@ -1,4 +1,4 @@
-"""What ``nlac replay stats | export | import | check PATH`` do; each returns what to print."""
+"""What ``nlac replay stats | export | import | check | salvage PATH`` do; each returns what to print."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.hf import export_parquet, import_parquet
+from nlac_lightning.replay.salvage import salvage
 
 
 def stats(path: str | Path) -> str:
@@ -59,3 +60,9 @@ def check(path: str | Path) -> list[str]:
             return buffer.problems()
     except ConfigError as error:
         return [str(error)]
+
+
+def salvage_episodes(path: str | Path, out: str | Path) -> str:
+    """Copy the whole episodes of the damaged buffer at ``path`` to the new file ``out``."""
+    kept, lost = salvage(Path(path), Path(out))
+    return f"{kept:,} whole episodes copied to {out}; {lost:,} damaged ones left behind"

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nlac_lightning.errors import ConfigError
+from nlac_lightning.errors import ConfigError, StoppedRun
 from nlac_lightning.replay.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES
 
 BUSY_SECONDS = 30.0
 """How long to wait for another process that is writing."""
 
 
-class BufferWriteError(RuntimeError):
+class BufferWriteError(StoppedRun):
     """Nothing of a write reached the file (a full disk, a lost lock); all before it is safe."""
 
     def __init__(self, path: Path, cause: sqlite3.Error) -> None:
@@ -107,7 +107,8 @@ def damaged(path: Path, cause: object) -> ConfigError:
     return ConfigError(
         str(path),
         f"not a replay buffer or damaged ({cause})",
-        "see `nlac replay check`, restore a copy, or name a new file",
+        f"see `nlac replay check`, save what is good with `nlac replay salvage {path} NEW_FILE`, or "
+        "name a new file",
     )
 
 

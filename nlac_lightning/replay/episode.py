@@ -11,6 +11,9 @@ from typing import Any
 
 from nlac_lightning.envs.base import Message
 
+FAILURES = ("reset_error", "env_error", "user_failed", "policy_failed")
+"""Reasons of episodes that ended because a part of the machinery failed, not by what was done."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -62,7 +65,7 @@ class Episode:
         opening, opening_ids: the first state.
         turns: at least one.
         reason: why it ended: the environment's word, or ``step_limit``, ``token_limit``,
-            ``time_limit``, ``env_error``, ``policy_failed``.
+            ``time_limit``, or one of :data:`FAILURES`.
     """
 
     env: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -20,7 +20,7 @@ from nlac_lightning.replay.episode import Episode, Turn
 APPLICATION_ID = 0x4E4C4143
 """Marks the SQLite file as a replay buffer (``PRAGMA application_id``)."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised by one with every change of the tables (``PRAGMA user_version``)."""
 
 # `state` is a hash of a task and a state in it, `way` of these and an action: turns of equal way
@@ -47,7 +47,8 @@ CREATE TABLE episodes (
     num_turns INTEGER NOT NULL,
     num_tokens INTEGER NOT NULL,
     total_reward REAL NOT NULL,
-    evicted_by INTEGER
+    evicted_by INTEGER,
+    checksum INTEGER
 );
 CREATE INDEX live_episodes ON episodes (id, num_turns) WHERE evicted_by IS NULL;
 CREATE INDEX evicted_episodes ON episodes (evicted_by) WHERE evicted_by IS NOT NULL;
@@ -74,12 +75,15 @@ CREATE INDEX ways ON turns (way, return_to_go);
 INSERT INTO meta VALUES (1, NULL, NULL, 0, 0, 0);
 """
 
-INSERT_EPISODE = "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
+INSERT_EPISODE = "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)"
 INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 SELECT_EPISODE = """SELECT task_id, split, seed, reason, opening, opening_ids, num_turns
     FROM episodes WHERE id = ? AND evicted_by IS NULL"""
 SELECT_TURNS = """SELECT text, delta_ids, action_start, action_end, logprobs, policy_version,
     explored, reward, terminated, truncated FROM turns WHERE episode_id = ? ORDER BY t"""
+SELECT_WRITTEN = """SELECT id, task_id, split, seed, reason, opening, opening_ids, num_turns,
+    num_tokens, total_reward FROM episodes WHERE id = ?"""
+SELECT_ALL_TURNS = "SELECT * FROM turns WHERE episode_id = ? ORDER BY t"
 SELECT_BEST_RETURN = """SELECT max(return_to_go) FROM turns
     WHERE way = (SELECT way FROM turns WHERE episode_id = ? AND t = ?)"""
 SELECT_ALTERNATIVES = """SELECT max(episode_id), t, best FROM (
@@ -101,6 +105,17 @@ def validate(episode: Episode) -> None:
             raise ValueError(f"{where}: {counts}")
         if not math.isfinite(turn.reward):
             raise ValueError(f"{where}: reward {turn.reward} is not finite")
+
+
+def checksum(episode: Sequence[Any], turns: Iterable[Sequence[Any]]) -> int:
+    """64-bit hash of an episode's rows of ``SELECT_WRITTEN`` and ``SELECT_ALL_TURNS``.
+
+    SQLite keeps none of its own, so a flipped bit in a text or in ids would go unseen.
+    """
+    digest = blake2b(repr(tuple(episode)).encode(), digest_size=8)
+    for turn in turns:
+        digest.update(repr(tuple(turn)).encode())
+    return int.from_bytes(digest.digest(), "little", signed=True)
 
 
 def dump(value: object) -> str:

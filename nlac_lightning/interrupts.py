@@ -1,0 +1,72 @@
+"""What a stop signal must not cut in two, and what stops a run at any other place."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_depth = 0
+_waiting = False
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Work that changes weights and their counters together: :func:`stop` waits for its end."""
+    global _depth, _waiting
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+    if _waiting and not _depth:
+        _waiting = False
+        raise KeyboardInterrupt
+
+
+def stop() -> None:
+    """Raise KeyboardInterrupt, at once or at the end of the :func:`whole` work under way."""
+    global _waiting
+    if not _depth:
+        raise KeyboardInterrupt
+    _waiting = True
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Cut off what hangs: TimeoutError if the body runs longer than ``seconds``.
+
+    It interrupts Python code, sleeping and waiting for sockets included, but no computation inside
+    a C extension. It needs the main thread; elsewhere there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "setitimer"
+    ):
+        yield
+        return
+    began = time.monotonic()
+
+    def cut(number: int, frame: FrameType | None) -> None:
+        raise _Expired
+
+    before = signal.signal(signal.SIGALRM, cut)
+    # it fires again and again, for code that catches everything
+    outer, interval = signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            if outer:  # a timer of somebody else goes on
+                left = max(outer - (time.monotonic() - began), 1e-3)
+                signal.setitimer(signal.ITIMER_REAL, left, interval)
+    except _Expired:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+
+
+class _Expired(BaseException):
+    """No Exception, so that a bare ``except Exception`` in what hangs does not swallow it."""
