@@ -183,7 +183,22 @@ class Backbone(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, d] hidden states to [n, vocabulary] logits."""
-        return self.model.get_base_model().get_output_embeddings()(hidden)
+        head = self.model.get_base_model().get_output_embeddings()
+        if _few_rows_on_cpu(head, hidden):
+            # the weight's row-major layout (tied to the embedding) suits this side: 1.1 to 1.8
+            # times faster
+            return (head.weight @ hidden.t()).t()
+        return head(hidden)
+
+
+def _few_rows_on_cpu(head: nn.Module, hidden: Tensor) -> bool:
+    return (
+        type(head) is nn.Linear
+        and head.bias is None
+        and hidden.device.type == "cpu"
+        and 2 <= len(hidden) <= 32
+        and not torch.is_grad_enabled()
+    )
 
 
 def _store_for_small_batches(model: nn.Module) -> None:

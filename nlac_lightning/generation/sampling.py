@@ -53,14 +53,13 @@ def draw(
 def _truncate(row: Tensor, sampling: Sampling) -> Tensor:
     if sampling.temperature == 0 or not (sampling.top_k or sampling.top_p < 1):
         return row
-    values, order = row.sort(descending=True)
-    drop = torch.zeros_like(values, dtype=torch.bool)
-    if sampling.top_k:
-        drop[sampling.top_k :] = True
+    kept = sampling.top_k or len(row)
+    values, order = row.topk(min(kept, len(row)))  # descending; top-k spares the full sort
     if sampling.top_p < 1:
-        p = values.masked_fill(drop, -torch.inf).softmax(-1)
-        drop |= p.cumsum(-1) - p >= sampling.top_p  # the most likely token always stays
-    return row.masked_fill(torch.zeros_like(drop).scatter(0, order, drop), -torch.inf)
+        p = values.softmax(-1)
+        keep = p.cumsum(-1) - p < sampling.top_p  # the most likely token always stays
+        values, order = values[keep], order[keep]
+    return torch.full_like(row, -torch.inf).scatter(0, order, values)
 
 
 def stop_reached(tokenizer: Any, ids: list[int], request: Request) -> bool:
