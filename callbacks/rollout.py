@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import lightning
@@ -12,6 +13,7 @@ from tqdm.auto import tqdm
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.distributed import barrier, gather, rank, world_size
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
@@ -25,6 +27,9 @@ class RolloutCallback(lightning.Callback):
     Episodes are committed to the buffer as they end. Which tasks are played, and every draw in
     them, follows from ``seed`` and the number of episodes that the buffer has ever held, so a
     resumed run plays the same ones.
+
+    With several processes the buffer is shared (a file on one machine): each plays its part of the
+    tasks, and the episodes are committed in the order of the processes.
 
     Args:
         initial_episodes: episodes that the buffer must have held before the first gradient step.
@@ -73,11 +78,14 @@ class RolloutCallback(lightning.Callback):
         """Bind the buffer to this model's ids and bring it to the state of the checkpoint."""
         data, module = _parts(trainer, pl_module)
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
-        if self._mark is not None:
+        if not trainer.is_global_zero:
+            pass  # the buffer is shared, and process 0 prepares it
+        elif self._mark is not None:
             buffer.truncate(self._mark)
         elif self.fresh and self.episodes and buffer.high_water_mark:
             log.info("a new run: %d old episodes leave %s", buffer.num_episodes, buffer.path)
             buffer.truncate(0)
+        barrier()
         self._tasks = list(data.env.tasks("train"))
         if not self._tasks and (self.episodes or self.initial_episodes):
             raise ConfigError("data.env", "it has no training tasks", "choose another environment")
@@ -111,17 +119,30 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         data, module = _parts(trainer, pl_module)
         first = data.buffer.high_water_mark
-        jobs = [self._job(first + i) for i in range(count)]
+        jobs = [self._job(first + i) for i in range(count)][rank() :: world_size()]
+        barrier()  # all know where to begin before any episode is added
         rollout = Rollout(data.env, module.roles, self.limits, exploration, self._paths)
         began = time.perf_counter()
         rewards = []
-        with tqdm(total=count, desc="rollouts", disable=not show, leave=False) as bar:
+        waiting = []
+        shown = show and trainer.is_global_zero
+        bar = tqdm(total=len(jobs), desc="rollouts", disable=not shown, leave=False)
+        with bar, module.backbone.whole():
             for episode in rollout.play(
                 jobs, ModelActor(module.roles, module.generator), bar.update
             ):
-                data.buffer.append(episode)
+                if world_size() == 1:
+                    data.buffer.append(episode)
+                else:
+                    waiting.append(episode)
                 rewards.append(episode.total_reward)
-                self.turns += len(episode.turns)
+        for turn in range(world_size()):  # one process after the other, so that ids are the same
+            if turn == rank() and waiting:
+                data.buffer.append_many(waiting)
+            barrier()
+        rewards = [reward for part in gather(rewards) for reward in part]
+        rollout.counts = sum(gather(rollout.counts), Counter())
+        self.turns += rollout.counts["turns"]
         seconds = time.perf_counter() - began
         turns = max(rollout.counts["turns"], 1)
         scalars = {
@@ -144,7 +165,7 @@ class RolloutCallback(lightning.Callback):
                 scalars[f"rollout/{name.removeprefix('end/')}"] = float(rollout.counts[name])
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=trainer.global_step)
-        if show:
+        if shown:
             log.info(
                 "collected %d episodes (%d turns, %.0f%% successful) in %.0f s",
                 len(rewards),

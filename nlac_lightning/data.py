@@ -147,11 +147,14 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, for the checkpoint."""
-        return {"position": self.position}
+        world = self.trainer.world_size if self.trainer else 1
+        return {"position": self.position, "world_size": world}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the checkpoint's position."""
-        self.position = state_dict["position"]
+        world = self.trainer.world_size if self.trainer else 1
+        drawn = state_dict["position"] * state_dict.get("world_size", 1)
+        self.position = -(-drawn // world)  # the batches of all processes are behind us
 
     def _epoch_length(self) -> int:
         if self._batches_per_epoch is not None:

@@ -17,6 +17,15 @@ from torch import Tensor
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.critic import Critic
+from nlac_lightning.distributed import (
+    broadcast,
+    check_strategy,
+    gather,
+    largest,
+    mean_gradients,
+    mean_metrics,
+    own_gradient_exchange,
+)
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
@@ -136,6 +145,16 @@ class Algorithm(lightning.LightningModule):
             self.backbone, compute.decode_rows, compute.prefill_pack_tokens, compute.cache_tokens
         )
         self.critic = self.make_critic()
+        if self._trainer is not None:
+            check_strategy(self.trainer.strategy)
+        for adapter in ("online", "target"):
+            broadcast([p.data for p in self.backbone.adapter_parameters(adapter).values()])
+        if self.device_mesh is not None:
+            self.backbone.shard(self.device_mesh["data_parallel"])
+
+    def on_train_start(self) -> None:
+        """Leave the exchange of gradients to :meth:`optimize`."""
+        own_gradient_exchange(self.trainer.strategy)
 
     @property
     def env(self) -> TextEnv | None:
@@ -167,7 +186,8 @@ class Algorithm(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One gradient step on all examples; returns mean losses, gradient norm and step size.
+        """One gradient step on all processes' examples; returns this one's 
+        mean losses, and the gradient norm and step size of all.
 
         A step without examples or with a gradient that is not finite changes no weight; it is
         counted in ``skipped_steps`` and still counts as a step, so that the run goes on.
@@ -180,8 +200,10 @@ class Algorithm(lightning.LightningModule):
             metrics = accumulate(
                 self.backbone, examples, self.compute_config.train_pack_tokens, self.manual_backward
             )
+        examples_anywhere = largest(len(examples), self.device)
+        mean_gradients(p for p in self.parameters() if p.requires_grad)
         norm = self._clip(self.optimizer_config.clip_norm)
-        if not examples or not torch.isfinite(norm):
+        if not examples_anywhere or not torch.isfinite(norm):
             self.counts["skipped_steps"] += 1
             log.warning(
                 "step %d skipped: %d examples, gradient norm %s",
@@ -205,6 +227,7 @@ class Algorithm(lightning.LightningModule):
 
     def log_step(self, metrics: dict[str, float], batch_size: int) -> None:
         """Log scalars of a training step under ``train/``, with the costs so far."""
+        metrics = mean_metrics(metrics)
         values = {f"train/{name}": float(value) for name, value in metrics.items()}
         values |= {f"count/{name}": float(n) for name, n in self.counts.items()}
         values["gen/tokens"] = float(self.generator.counts["generated_tokens"])
@@ -217,11 +240,12 @@ class Algorithm(lightning.LightningModule):
 
     def validation_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with the trained policy."""
-        self._episodes += self.evaluator().play(batch, "online", "trained")
+        with self.backbone.whole():
+            self._episodes += self.evaluator().play(batch, "online", "trained")
 
     def on_validation_epoch_end(self) -> None:
         result = EvaluationResult(
-            "trained", "val", self._episodes, self.env.name if self.env else ""
+            "trained", "val", _all_episodes(self._episodes), self.env.name if self.env else ""
         )
         self.log_dict(scalars(result, "val"))
 
@@ -231,15 +255,21 @@ class Algorithm(lightning.LightningModule):
     def test_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with the untrained base and with the trained policy."""
         evaluator = self.evaluator()
-        for policy, adapter in TESTED.items():
-            self._tested[policy] += evaluator.play(batch, adapter, policy)
+        with self.backbone.whole():
+            for policy, adapter in TESTED.items():
+                self._tested[policy] += evaluator.play(batch, adapter, policy)
 
     def on_test_epoch_end(self) -> None:
         env = self.env.name if self.env else ""
-        results = [EvaluationResult(p, "test", e, env) for p, e in self._tested.items()]
+        results = [
+            EvaluationResult(p, "test", _all_episodes(e), env) for p, e in self._tested.items()
+        ]
         folder = evaluation_folder(self.trainer)
         for result in results:
             self.log_dict(scalars(result, f"test/{result.policy}"))
+        if not self.trainer.is_global_zero:
+            return
+        for result in results:
             write_result(folder, result, TRANSCRIPTS)
         lines = [write_comparison(folder, results), "", f"transcripts: {folder}"]
         if not self.backbone.versions["online"]:
@@ -256,7 +286,8 @@ class Algorithm(lightning.LightningModule):
 
         Plain dictionaries, since Lightning refuses predictions that are frozen dataclasses.
         """
-        return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
+        with self.backbone.whole():
+            return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The adapters only: the base model is loaded by name and never saved."""
@@ -299,3 +330,8 @@ class Algorithm(lightning.LightningModule):
         self.backbone.versions.update(state["versions"])
         self.counts.update(state["counts"])
         self.generator.counts.update(state["generator"])
+
+
+def _all_episodes(own: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """All processes' episodes; a task that was dealt to two of them to fill up counts once."""
+    return list({record.task_id: record for part in gather(own) for record in part}.values())

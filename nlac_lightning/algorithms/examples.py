@@ -7,13 +7,14 @@ an episode, the roles of a state) share that work: see :mod:`nlac_lightning.pref
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from nlac_lightning.backbone import Backbone
+from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.losses import token_kl, token_nll
 from nlac_lightning.prefix_tree import pack_tree, split_packs
 
@@ -79,16 +80,20 @@ def accumulate(
     """
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    for pack in split_packs([example.ids for example in examples], pack_tokens):
+    teachers = _teacher_states(backbone, examples, pack_tokens)
+    for pack in _packs(backbone, [example.ids for example in examples], pack_tokens):
+        if not pack:
+            with backbone.use("online"):
+                backward(0.0 * backbone.forward_tree(_IDLE).sum())
+            continue
         chosen = [examples[i] for i in pack]
-        teachers = _teacher_states(backbone, chosen, pack_tokens)
         tree = pack_tree([example.ids for example in chosen])
         with backbone.use("online"):
             hidden = backbone.forward_tree(tree)
             losses = []
             for n, example in enumerate(chosen):
                 states = hidden[tree.rows(n, example.start - 1, len(example.ids) - 1)]
-                losses.append((example, states, teachers.get(n)))
+                losses.append((example, states, teachers.get(pack[n])))
             values = _token_losses(backbone, losses)
             loss = torch.stack(
                 [v.mean() * e.weight for (e, _, _), v in zip(losses, values, strict=True)]
@@ -102,6 +107,19 @@ def accumulate(
     means = {name: total / counts[name] for name, total in sums.items()}
     tokens = {name: float(counts[name]) for name in ("packed_tokens", "example_tokens")}
     return means | tokens
+
+
+_IDLE = pack_tree([(0,)])
+"""What a process computes when only others have work left."""
+
+
+def _packs(
+    backbone: Backbone, sequences: Sequence[tuple[int, ...]], pack_tokens: int
+) -> Iterator[list[int]]:
+    """See :func:`split_packs`; empty ones keep a sharded base's processes in step."""
+    packs = list(split_packs(sequences, pack_tokens))
+    yield from packs
+    yield from ([] for _ in range(backbone.rounds(len(packs)) - len(packs)))
 
 
 def _token_losses(
@@ -142,12 +160,12 @@ def _teacher_states(
     states: dict[int, Tensor] = {}
     training = backbone.model.training
     backbone.model.eval()  # no dropout in what is to be matched
-    for adapter in sorted({e.teacher.adapter for e in examples if e.teacher}):
+    for adapter in ADAPTERS:
         taught = {n: e.teacher for n, e in enumerate(examples) if e.teacher}
         of_adapter = [n for n, teacher in taught.items() if teacher.adapter == adapter]
         sequences = [taught[n].ids for n in of_adapter]
-        for pack in split_packs(sequences, pack_tokens):
-            tree = pack_tree([sequences[i] for i in pack])
+        for pack in _packs(backbone, sequences, pack_tokens):
+            tree = pack_tree([sequences[i] for i in pack]) if pack else _IDLE
             with backbone.use(adapter):
                 hidden = backbone.forward_tree(tree)
             for row, i in enumerate(pack):

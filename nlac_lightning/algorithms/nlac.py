@@ -16,6 +16,7 @@ from nlac_lightning.algorithms.examples import Example, Teacher, weigh
 from nlac_lightning.algorithms.warmup import CriticGate, WarmupConfig
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.critic import Critic, CriticSource
+from nlac_lightning.distributed import gather, rank
 from nlac_lightning.envs.base import Message
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig
@@ -134,7 +135,19 @@ class NLAC(Algorithm):
 
     def training_step(self, batch: list[Transition], batch_idx: int) -> None:
         """One iteration: targets for the whole batch, then one gradient step."""
-        seed = self._seed()
+        with self.backbone.whole():
+            examples, metrics = self._targets(batch, self._seed())
+        self.gate.is_open = any(gather(self.gate.is_open))  # from the next step on for all
+        metrics |= self.optimize(examples)
+        metrics["policy_learns"] = float(self.gate.is_open)
+        metrics["seconds_targets"] = self.seconds["targets"]
+        metrics["seconds_optimize"] = self.seconds["optimize"]
+        self.log_step(metrics, len(batch))
+
+    def _targets(
+        self, batch: list[Transition], seed: int
+    ) -> tuple[list[Example], dict[str, float]]:
+        """Generate what is learned from a batch; also returns what is known of it."""
         metrics: dict[str, float] = {}
         targets: list[CriticTarget | None] = [None] * len(batch)
         self.critic.played.clear()
@@ -153,11 +166,7 @@ class NLAC(Algorithm):
             metrics |= _improvement_metrics(improvements)
         examples += self._guard_examples(batch)
         self.seconds["targets"] += time.perf_counter() - began
-        metrics |= self.optimize(examples)
-        metrics["policy_learns"] = float(self.gate.is_open)
-        metrics["seconds_targets"] = self.seconds["targets"]
-        metrics["seconds_optimize"] = self.seconds["optimize"]
-        self.log_step(metrics, len(batch))
+        return examples, metrics
 
     def _critic_part(self, size: int) -> list[int]:
         """Places in the batch that get a critic target, evenly spread."""
@@ -313,8 +322,8 @@ class NLAC(Algorithm):
         )
 
     def _seed(self) -> int:
-        """A seed of this step alone, so that a resumed run draws the same texts."""
-        return (self.seed * 1_000_003 + self.global_step) * 1_000_003 + 17
+        """A seed of this step and process alone, so that a resumed run draws the same texts."""
+        return (self.seed * 1_000_003 + self.global_step) * 1_000_003 + 17 + rank() * 2**40
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
