@@ -186,7 +186,7 @@ class Algorithm(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One gradient step on all processes' examples; returns this one's 
+        """One gradient step on all processes' examples; returns this one's
         mean losses, and the gradient norm and step size of all.
 
         A step without examples or with a gradient that is not finite changes no weight; it is
