@@ -7,7 +7,7 @@ an episode, the roles of a state) share that work: see :mod:`nlac_lightning.pref
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,11 +115,11 @@ _IDLE = pack_tree([(0,)])
 
 def _packs(
     backbone: Backbone, sequences: Sequence[tuple[int, ...]], pack_tokens: int
-) -> Iterator[list[int]]:
+) -> list[list[int]]:
     """See :func:`split_packs`; empty ones keep a sharded base's processes in step."""
     packs = list(split_packs(sequences, pack_tokens))
-    yield from packs
-    yield from ([] for _ in range(backbone.rounds(len(packs)) - len(packs)))
+    rounds = backbone.rounds(len(packs))  # agreed on before the first pass
+    return packs + [[] for _ in range(rounds - len(packs))]
 
 
 def _token_losses(
