@@ -57,7 +57,7 @@ class Console(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if trainer.global_step % self.every_n_steps:
+        if trainer.global_step % self.every_n_steps or not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         parts = [text.format(values[name]) for name, text in SHOWN.items() if name in values]
@@ -85,6 +85,8 @@ class Console(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
     ) -> None:
         if stage != "fit" or trainer.interrupted or not isinstance(pl_module, Algorithm):
+            return
+        if not trainer.is_global_zero:
             return
         lines = [""]
         held_out = [c for c in trainer.callbacks if isinstance(c, HeldOutEvaluation)]  # type: ignore[attr-defined]

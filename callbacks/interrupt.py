@@ -11,6 +11,7 @@ from typing import Any
 import lightning
 
 from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.distributed import gather
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class InterruptCheckpoint(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if self._asked:
+        if any(gather(self._asked)):  # all processes stop after the same step
             raise KeyboardInterrupt
         self._in_step = True
 

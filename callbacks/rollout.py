@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import lightning
@@ -12,11 +13,13 @@ from tqdm.auto import tqdm
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.distributed import barrier, gather, rank, sums, world_size
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
+from nlac_lightning.replay.episode import Episode
 from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,10 @@ class RolloutCallback(lightning.Callback):
     Episodes are committed to the buffer as they end. Which tasks are played, and every draw in
     them, follows from ``seed`` and the number of episodes that the buffer has ever held, so a
     resumed run plays the same ones.
+
+    With several processes each plays its part of the tasks. Into a shared buffer the episodes are
+    committed at the end, in the order of the processes, so that it does not depend on their speed;
+    with ``data.buffer_per_process`` each keeps its own.
 
     Args:
         initial_episodes: episodes that the buffer must have held before the first gradient step.
@@ -77,7 +84,7 @@ class RolloutCallback(lightning.Callback):
         self.exploration = exploration or Exploration()
         self.limits = limits or RolloutLimits()
         self._plan: RolloutPlan | None = None
-        self._mark: int | None = None
+        self._mark: list[int] | None = None
         self._tasks: list[Task] = []
         self._paths: dict[str, tuple[str, ...]] = {}
         self.turns = 0
@@ -91,11 +98,14 @@ class RolloutCallback(lightning.Callback):
         if self._plan is not None:
             self._follow(self._plan)
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
-        if self._mark is not None:
-            buffer.truncate(self._mark)
+        if not data.prepares_buffer:
+            pass
+        elif self._mark is not None:
+            buffer.truncate(data.own_mark(self._mark))
         elif self.fresh and self.episodes and buffer.high_water_mark:
             log.info("a new run: %d old episodes leave %s", buffer.num_episodes, buffer.path)
             buffer.truncate(0)
+        barrier()
         self._tasks = list(data.env.tasks("train"))
         if not self._tasks and (self.episodes or self.initial_episodes):
             raise ConfigError("data.env", "it has no training tasks", "choose another environment")
@@ -116,7 +126,7 @@ class RolloutCallback(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         data, _ = _parts(trainer, pl_module)
-        missing = self.initial_episodes - data.buffer.high_water_mark
+        missing = self.initial_episodes - sum(data.marks())
         if self._plan is not None and self._mark is None:  # what a kept file holds is not ours
             missing = self._plan.episodes
         if missing > 0:
@@ -142,33 +152,52 @@ class RolloutCallback(lightning.Callback):
         show: bool = False,
     ) -> None:
         data, module = _parts(trainer, pl_module)
-        first = data.buffer.high_water_mark
-        jobs = [self._job(first + i) for i in range(count)]
-        rollout = Rollout(data.env, module.roles, self.limits, exploration, self._paths)
+        first = sum(data.marks())
+        jobs = [self._job(first + i) for i in range(count)][rank() :: world_size()]
+        barrier()  # all know where to begin before any episode is added
+        rollout = Rollout(data.env, module.roles, self.limits, exploration, dict(self._paths))
         began = time.perf_counter()
-        rewards = []
-        with tqdm(total=count, desc="rollouts", disable=not show, leave=False) as bar:
+        rewards, own_turns = [], 0
+        at_once = world_size() == 1 or data.buffer_per_process
+        waiting: list[Episode] = []
+        shown = show and trainer.is_global_zero
+        bar = tqdm(total=len(jobs), desc="rollouts", disable=not shown, leave=False)
+        with bar, module.backbone.whole():
             collections = 0
             while jobs:
                 collections += 1
                 for episode in rollout.play(
                     jobs, ModelActor(module.roles, module.generator), bar.update
                 ):
-                    data.buffer.append(episode)
+                    if at_once:
+                        data.buffer.append(episode)
+                    else:
+                        waiting.append(episode)
                     rewards.append(episode.total_reward)
-                    self.turns += len(episode.turns)
+                    own_turns += len(episode.turns)
                 jobs = self._again(data.buffer, collections)
+        for process in range(world_size()):  # one after the other, so that ids are the same
+            if process == rank() and waiting:
+                data.buffer.append_many(waiting)
+            barrier()
+        rewards = [reward for part in gather(rewards) for reward in part]
+        counts: Counter[str] = sum(gather(rollout.counts), Counter())
+        self.turns += sum(gather(own_turns))
+        found = {task: way for task, way in rollout.paths.items() if way != self._paths.get(task)}
+        for part in gather(found):
+            self._paths |= part
+        branches = sums(gather(dict(module.counts)))
         seconds = time.perf_counter() - began
-        turns = max(rollout.counts["turns"], 1)
+        turns = max(counts["turns"], 1)
         scalars = {
             "rollout/success": float(np.mean([r > 0 for r in rewards])) if rewards else 0.0,
             "rollout/turns": turns / max(len(rewards), 1),
-            "rollout/invalid": rollout.counts["invalid"] / turns,
-            "rollout/explored": rollout.counts["explored"] / turns,
+            "rollout/invalid": counts["invalid"] / turns,
+            "rollout/explored": counts["explored"] / turns,
             "rollout/seconds": seconds,
             # what the algorithm itself plays while it trains is paid for as well
-            "env/episodes": float(data.buffer.high_water_mark + module.counts["branch_episodes"]),
-            "env/turns": float(self.turns + module.counts["branch_turns"]),
+            "env/episodes": sum(data.marks()) + branches.get("branch_episodes", 0.0),
+            "env/turns": self.turns + branches.get("branch_turns", 0.0),
         }
         for name in (
             "reset_error",
@@ -177,11 +206,11 @@ class RolloutCallback(lightning.Callback):
             "end/token_limit",
             "end/time_limit",
         ):
-            if rollout.counts[name]:
-                scalars[f"rollout/{name.removeprefix('end/')}"] = float(rollout.counts[name])
+            if counts[name]:
+                scalars[f"rollout/{name.removeprefix('end/')}"] = float(counts[name])
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=trainer.global_step)
-        if show:
+        if shown:
             log.info(
                 "collected %d episodes (%d turns, %.0f%% successful) in %.0f s",
                 len(rewards),
@@ -227,7 +256,7 @@ class RolloutCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
-        checkpoint["replay_high_water_mark"] = _parts(trainer, pl_module)[0].buffer.high_water_mark
+        checkpoint["replay_high_water_mark"] = _parts(trainer, pl_module)[0].marks()
 
     def on_load_checkpoint(
         self,

@@ -15,8 +15,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers.cache_utils import Cache
 
+from nlac_lightning.distributed import gather
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.models import load_model, load_tokenizer, pick_dtype
@@ -55,6 +58,17 @@ class BackboneConfig:
         require_choice("model.backbone.quantization", self.quantization, ("none", "nf4"))
 
 
+def lora_config(config: BackboneConfig) -> LoraConfig:
+    """PEFT's settings of both adapters."""
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=config.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
 class Backbone(nn.Module):
     """The language model that plays all roles.
 
@@ -83,13 +97,7 @@ class Backbone(nn.Module):
         base.requires_grad_(False)
         if device.type == "cpu" and config.quantization == "none":
             _store_for_small_batches(base)
-        lora = LoraConfig(
-            r=config.lora_r,
-            lora_alpha=config.lora_alpha,
-            lora_dropout=config.lora_dropout,
-            target_modules=config.target_modules,
-            task_type="CAUSAL_LM",
-        )
+        lora = lora_config(config)
         try:
             self.model = get_peft_model(base, lora, adapter_name="online")
         except ValueError as error:
@@ -107,6 +115,63 @@ class Backbone(nn.Module):
                 parameter.data = parameter.data.float()
         self.versions = dict.fromkeys(ADAPTERS, 0)
         self.copy_online_to_target()
+        self._shards: list[FSDPModule] = []
+        self._whole = False
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Spread the base's decoder layers over a mesh of processes (FSDP2).
+
+        Adapters, embedding and head stay whole on each process.
+
+        Raises:
+            ConfigError: the base is quantised; 4-bit weights cannot be sharded.
+        """
+        if self.config.quantization != "none":
+            raise ConfigError(
+                "model.backbone.quantization",
+                "a 4-bit base cannot be sharded",
+                "use none, or configs/strategy/ddp.yaml",
+            )
+        if mesh.device_type == "cuda":
+            self.model.to(torch.device("cuda", torch.cuda.current_device()))
+        kept = {p for a in ("online", "target") for p in self.adapter_parameters(a).values()}
+        for layer in self._decoder.layers:
+            for parameter in layer.parameters():
+                parameter.data = parameter.data.contiguous()  # as FSDP needs it
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
+            self._shards.append(layer)
+        sharded = {p for layer in self._shards for p in layer.parameters()} - kept
+        # a root that owns nothing: it lets the gathering of a layer overlap the work of another
+        fully_shard(self._decoder, mesh=mesh, ignored_params=set(self.parameters()) - sharded)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Hold a sharded base unsharded on each process inside; otherwise do nothing.
+
+        All processes enter and leave together. Inside, forward passes without gradients exchange
+        nothing, so that each process may make as many as it needs: generation and rollouts.
+        """
+        if self._whole or not self._shards:
+            yield
+            return
+        for layer in self._shards:
+            layer.set_reshard_after_forward(False)
+            layer.unshard()
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+            for layer in self._shards:
+                layer.reshard()
+                layer.set_reshard_after_forward(True)
+
+    def rounds(self, passes: int) -> int:
+        """How many training passes this process makes to keep in step with the others.
+
+        A sharded base is exchanged in each pass, so all make as many as the busiest one.
+        """
+        return max(gather(passes)) if self._shards else passes
 
     @property
     def device(self) -> torch.device:

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.configs_path import CONFIGS, packaged_configs
+from nlac_lightning.distributed import ShardedBaseStrategy, check_strategy
+from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.lightning_cli import NLACCommandLine
@@ -20,13 +22,28 @@ from nlac_lightning.lightning_cli import NLACCommandLine
 def test_overlays_fit_the_quickstart(overlay: str, tmp_path: Path) -> None:
     files = [str(CONFIGS / f"{name}.yaml") for name in ("quickstart", overlay)]
     paths = [word for file in files for word in ("--config", file)]
+    # one device: that two processes train is test_distributed's
     line = NLACCommandLine.run_from(
         [*paths, "--trainer.default_root_dir", str(tmp_path)], run=False
     )
     config = line.model.backbone_config  # type: ignore[attr-defined]
     assert config.name == "smollm2-135m-instruct", "the overlay replaces nothing else"
     assert config.quantization == ("nf4" if overlay == "strategy/qlora" else "none")
-    assert line.trainer.num_devices == 1
+    assert line.trainer.num_devices == (1 if overlay == "strategy/qlora" else 2)
+    assert isinstance(line.trainer.strategy, ShardedBaseStrategy) == (overlay == "strategy/fsdp2")
+
+
+def test_a_4_bit_base_cannot_be_sharded(tiny_llama_path: str) -> None:
+    backbone = Backbone(BackboneConfig(tiny_llama_path, quantization="nf4", dtype="float32"))
+    with pytest.raises(ConfigError, match=r"backbone\.quantization"):
+        backbone.shard(None)  # type: ignore[arg-type]
+
+
+def test_plain_model_parallel_is_refused() -> None:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    with pytest.raises(ConfigError, match="ShardedBaseStrategy"):
+        check_strategy(ModelParallelStrategy())
 
 
 def test_a_qlora_step_equals_that_of_the_dequantised_base(tiny_llama_path: str) -> None:

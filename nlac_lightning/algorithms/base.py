@@ -17,6 +17,16 @@ from torch import Tensor
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.critic import Critic
+from nlac_lightning.distributed import (
+    add_gradients,
+    broadcast,
+    check_strategy,
+    gather,
+    means,
+    own_gradient_exchange,
+    rank,
+    sums,
+)
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
@@ -151,6 +161,16 @@ class Algorithm(lightning.LightningModule):
         attach = getattr(getattr(self.env, "user", None), "attach", None)
         if attach is not None:  # a simulated user may share the frozen base
             attach(self.generator, self.backbone.tokenizer)
+        if self._trainer is not None:
+            check_strategy(self.trainer.strategy, on_policy=self.rollout_plan is not None)
+        for adapter in ("online", "target"):
+            broadcast([p.data for p in self.backbone.adapter_parameters(adapter).values()])
+        if self.device_mesh is not None:
+            self.backbone.shard(self.device_mesh["data_parallel"])
+
+    def on_train_start(self) -> None:
+        """Leave the exchange of gradients to :meth:`gradient_step`."""
+        own_gradient_exchange(self.trainer.strategy)
 
     @property
     def env(self) -> TextEnv | None:
@@ -194,7 +214,7 @@ class Algorithm(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One gradient step on all examples; returns mean losses, gradient norm and step size."""
+        """One gradient step on all processes' examples; returns mean losses, norm and step size."""
         pack_tokens = self.compute_config.train_pack_tokens
         return self.gradient_step(
             lambda: accumulate(self.backbone, examples, pack_tokens, self.manual_backward)
@@ -212,7 +232,7 @@ class Algorithm(lightning.LightningModule):
         with torch.random.fork_rng():  # dropout follows from seed and step, so resuming is exact
             torch.manual_seed(torch.initial_seed() + self.global_step)
             metrics = backward()
-        empty = all(p.grad is None for p in self.parameters())
+        empty = not add_gradients(p for p in self.parameters() if p.requires_grad)
         norm = self._clip(self.optimizer_config.clip_norm)
         if empty or not torch.isfinite(norm):
             self.counts["skipped_steps"] += 1
@@ -236,12 +256,16 @@ class Algorithm(lightning.LightningModule):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def log_step(self, metrics: dict[str, float], batch_size: int) -> None:
-        """Log scalars of a training step under ``train/``, with the costs so far."""
-        values = {f"train/{name}": float(value) for name, value in metrics.items()}
-        values |= {f"count/{name}": float(n) for name, n in self.counts.items()}
-        values["gen/tokens"] = float(self.generator.counts["generated_tokens"])
-        values["gen/prefilled_tokens"] = float(self.generator.counts["prefilled_tokens"])
-        values["gen/prompt_tokens"] = float(self.generator.counts["prompt_tokens"])
+        """Log scalars of a training step under ``train/``, with the costs so far.
+
+        Metrics are means over the processes, counts their sums.
+        """
+        values = {f"train/{name}": float(n) for name, n in means(gather(metrics)).items()}
+        counts, costs = sums(gather(dict(self.counts))), sums(gather(dict(self.generator.counts)))
+        values |= {f"count/{name}": n for name, n in counts.items()}
+        values["gen/tokens"] = costs.get("generated_tokens", 0.0)
+        values["gen/prefilled_tokens"] = costs.get("prefilled_tokens", 0.0)
+        values["gen/prompt_tokens"] = costs.get("prompt_tokens", 0.0)
         self.log_dict(values, batch_size=batch_size)
 
     def on_validation_epoch_start(self) -> None:
@@ -249,11 +273,12 @@ class Algorithm(lightning.LightningModule):
 
     def validation_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with the trained policy."""
-        self._episodes += self.evaluator().play(batch, "online", "trained")
+        with self.backbone.whole():
+            self._episodes += self.evaluator().play(batch, "online", "trained")
 
     def on_validation_epoch_end(self) -> None:
         result = EvaluationResult(
-            "trained", "val", self._episodes, self.env.name if self.env else ""
+            "trained", "val", _all_episodes(self._episodes), self.env.name if self.env else ""
         )
         self.log_dict(scalars(result, "val"))
 
@@ -263,16 +288,23 @@ class Algorithm(lightning.LightningModule):
     def test_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with each tested policy, and again what failed, if configured."""
         evaluator = self.evaluator()
-        for policy, adapter in self.tested().items():
-            for label, records in evaluator.play_with_retries(batch, policy, self.actor(adapter)):
-                self._tested.setdefault(label, []).extend(records)
+        with self.backbone.whole():
+            for policy, adapter in self.tested().items():
+                actor = self.actor(adapter)
+                for label, records in evaluator.play_with_retries(batch, policy, actor):
+                    self._tested.setdefault(label, []).extend(records)
 
     def on_test_epoch_end(self) -> None:
         env = self.env.name if self.env else ""
-        results = [EvaluationResult(p, "test", e, env) for p, e in self._tested.items()]
+        results = [
+            EvaluationResult(p, "test", _all_episodes(e), env) for p, e in self._tested.items()
+        ]
         folder = evaluation_folder(self.trainer)
         for result in results:
             self.log_dict(scalars(result, f"test/{result.policy}"))
+        if not self.trainer.is_global_zero:
+            return
+        for result in results:
             write_result(folder, result, TRANSCRIPTS)
         lines = [write_comparison(folder, results), "", f"transcripts: {folder}"]
         if "trained" in self._tested and not self.backbone.versions["online"]:
@@ -289,7 +321,8 @@ class Algorithm(lightning.LightningModule):
 
         Plain dictionaries, since Lightning refuses predictions that are frozen dataclasses.
         """
-        return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
+        with self.backbone.whole():
+            return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """What is trained only: the base model is loaded by name and never saved."""
@@ -311,8 +344,8 @@ class Algorithm(lightning.LightningModule):
                 "target_modules": targets if isinstance(targets, str) else sorted(targets),
             },
             "versions": dict(self.backbone.versions),
-            "counts": dict(self.counts),
-            "generator": dict(self.generator.counts),
+            "counts": sums(gather(dict(self.counts))),
+            "generator": sums(gather(dict(self.generator.counts))),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -333,5 +366,16 @@ class Algorithm(lightning.LightningModule):
             )
         state = checkpoint["nlac"]
         self.backbone.versions.update(state["versions"])
-        self.counts.update(state["counts"])
-        self.generator.counts.update(state["generator"])
+        if rank() == 0:  # they are sums over the processes
+            self.counts.update(state["counts"])
+            self.generator.counts.update(state["generator"])
+
+
+def _all_episodes(own: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """All processes' episodes; a task that was dealt to two of them to fill up counts once."""
+    played: dict[str, list[EpisodeRecord]] = {}
+    for part in gather(list(own)):
+        new = [record for record in part if record.task_id not in played]
+        for record in new:
+            played.setdefault(record.task_id, []).append(record)
+    return [record for records in played.values() for record in records]

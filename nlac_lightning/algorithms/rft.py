@@ -9,6 +9,7 @@ from typing import Literal
 from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.examples import Example
 from nlac_lightning.backbone import BackboneConfig
+from nlac_lightning.distributed import totals
 from nlac_lightning.errors import require_choice, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig
 from nlac_lightning.replay.buffer import ReplayBuffer
@@ -83,5 +84,5 @@ class RFT(Algorithm):
                 prompt = self.roles.prompt("policy", x.state_ids, x.state_messages).ids
                 examples.append(Example("policy", prompt + x.turn.action_ids, len(prompt)))
         sizes = [len(e.ids) - e.start if self.normalisation == "token" else 1 for e in examples]
-        total = sum(sizes)
+        (total,) = totals(sum(sizes))
         return [replace(e, weight=size / total) for e, size in zip(examples, sizes, strict=True)]
