@@ -53,11 +53,13 @@ class HeldOutEvaluation(lightning.Callback):
     def on_train_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
-        if not trainer.interrupted:
-            self._evaluate(trainer, pl_module, "trained")
-        if not trainer.interrupted and trainer.is_global_zero:
+        if trainer.interrupted:
+            return
+        self._evaluate(trainer, pl_module, "trained")
+        folder = evaluation_folder(trainer)
+        if trainer.is_global_zero:
             results = [self.results[name] for name in ("base", "trained")]
-            write_comparison(evaluation_folder(trainer), results)
+            write_comparison(folder, results)
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Evaluate now what was stopped between its last step and its evaluation.
@@ -85,9 +87,10 @@ class HeldOutEvaluation(lightning.Callback):
         episodes = sorted((e for part in played for e in part), key=lambda e: order[e.task_id])
         result = EvaluationResult(policy, self.split, episodes, evaluator.env.name)
         self.results[policy] = result
+        folder = evaluation_folder(trainer)
         if not trainer.is_global_zero:
             return
-        write_result(evaluation_folder(trainer), result, self.transcripts)
+        write_result(folder, result, self.transcripts)
         for logger in trainer.loggers:
             logger.log_metrics(scalars(result, f"{self.split}/{policy}"), step=trainer.global_step)
         success = 100 * result.summary()["success"]

@@ -6,7 +6,7 @@ Which adapter a computation uses is an argument of the call; ``base`` uses none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,8 +15,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers.cache_utils import Cache
 
 from nlac_lightning.distributed import gather
@@ -24,6 +22,7 @@ from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.models import load_model, load_tokenizer, pick_dtype
 from nlac_lightning.prefix_tree import PackedTree
+from nlac_lightning.sharding import Shards, held, plain_name
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +114,11 @@ class Backbone(nn.Module):
                 parameter.data = parameter.data.float()
         self.versions = dict.fromkeys(ADAPTERS, 0)
         self.copy_online_to_target()
-        self._shards: list[FSDPModule] = []
+        self._shards: Shards | None = None
         self._whole = False
 
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Spread the base's decoder layers over a mesh of processes (FSDP2).
+    def shard(self, shard: Callable[[nn.Module, set[nn.Parameter]], Shards]) -> None:
+        """Spread the base's decoder layers over the processes, as ``shard`` does it.
 
         Adapters, embedding and head stay whole on each process.
 
@@ -132,17 +131,8 @@ class Backbone(nn.Module):
                 "a 4-bit base cannot be sharded",
                 "use none, or configs/strategy/ddp.yaml",
             )
-        if mesh.device_type == "cuda":
-            self.model.to(torch.device("cuda", torch.cuda.current_device()))
-        kept = {p for a in ("online", "target") for p in self.adapter_parameters(a).values()}
-        for layer in self._decoder.layers:
-            for parameter in layer.parameters():
-                parameter.data = parameter.data.contiguous()  # as FSDP needs it
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
-            self._shards.append(layer)
-        sharded = {p for layer in self._shards for p in layer.parameters()} - kept
-        # a root that owns nothing: it lets the gathering of a layer overlap the work of another
-        fully_shard(self._decoder, mesh=mesh, ignored_params=set(self.parameters()) - sharded)
+        adapters = {p for a in ("online", "target") for p in self.adapter_parameters(a).values()}
+        self._shards = shard(self._decoder, adapters)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -151,27 +141,22 @@ class Backbone(nn.Module):
         All processes enter and leave together. Inside, forward passes without gradients exchange
         nothing, so that each process may make as many as it needs: generation and rollouts.
         """
-        if self._whole or not self._shards:
+        if self._whole or self._shards is None:
             yield
             return
-        for layer in self._shards:
-            layer.set_reshard_after_forward(False)
-            layer.unshard()
         self._whole = True
         try:
-            yield
+            with held(self._shards):
+                yield
         finally:
             self._whole = False
-            for layer in self._shards:
-                layer.reshard()
-                layer.set_reshard_after_forward(True)
 
     def rounds(self, passes: int) -> int:
         """How many training passes this process makes to keep in step with the others.
 
         A sharded base is exchanged in each pass, so all make as many as the busiest one.
         """
-        return max(gather(passes)) if self._shards else passes
+        return max(gather(passes)) if self._shards is not None else passes
 
     @property
     def device(self) -> torch.device:
@@ -187,7 +172,7 @@ class Backbone(nn.Module):
         """Parameters of an adapter; keys are equal for ``online`` and ``target``."""
         marker = f".{adapter}."
         return {
-            name.replace(marker, "."): parameter
+            plain_name(name).replace(marker, "."): parameter
             for name, parameter in self.model.named_parameters()
             if marker in name
         }

@@ -1,4 +1,4 @@
-"""Training with several processes: what they agree on, and how the base is sharded.
+"""Training with several processes: what they agree on.
 
 Each process draws its own batch and works through it alone; what is trained (the online adapter,
 below a hundredth of the weights) is the same everywhere. So one exchange a step is enough: the
@@ -14,10 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, nn
-
-from nlac_lightning.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -96,62 +93,3 @@ def broadcast(tensors: Sequence[Tensor]) -> None:
     if world_size() > 1:
         for tensor in tensors:
             dist.broadcast(tensor, 0)
-
-
-class ShardedBaseStrategy(ModelParallelStrategy):
-    """FSDP2: the decoder layers of the frozen base are spread over the processes.
-
-    The adapters stay whole on each process: they are small, and so optimizer, moving average,
-    clipping and checkpoints are those of an unsharded run, and a checkpoint fits any number of
-    processes. Arguments as in ``ModelParallelStrategy``; ``tensor_parallel_size`` has to be 1.
-    """
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The adapters; nothing has to be gathered."""
-        assert self.lightning_module is not None
-        return self.lightning_module.state_dict()
-
-    # What is saved and loaded is not sharded, so the plain strategy's ways are right.
-    optimizer_state = Strategy.optimizer_state
-    save_checkpoint = Strategy.save_checkpoint
-    load_checkpoint = Strategy.load_checkpoint
-    load_model_state_dict = Strategy.load_model_state_dict
-    load_optimizer_state_dict = Strategy.load_optimizer_state_dict
-
-
-def check_strategy(strategy: Strategy, on_policy: bool = False) -> None:
-    """Raise ConfigError for a strategy that would not train the adapters as it should."""
-    if on_policy and world_size() > 1:
-        raise ConfigError(
-            "trainer.devices",
-            "an on-policy algorithm trains on whole rollouts, which are not split over processes",
-            "set it to 1, or use an off-policy algorithm (nlac, rft, nlrl, self_distillation)",
-        )
-    if isinstance(strategy, ModelParallelStrategy):
-        if not isinstance(strategy, ShardedBaseStrategy):
-            raise ConfigError(
-                "trainer.strategy",
-                "ModelParallelStrategy would shard and save the frozen base",
-                "use nlac_lightning.distributed.ShardedBaseStrategy (configs/strategy/fsdp2.yaml)",
-            )
-        mesh = strategy.device_mesh
-        if mesh["tensor_parallel"].size() != 1:
-            raise ConfigError(
-                "trainer.strategy.tensor_parallel_size", "tensors are not split", "set it to 1"
-            )
-    elif world_size() > 1 and not isinstance(strategy, DDPStrategy):
-        raise ConfigError(
-            "trainer.strategy",
-            f"{type(strategy).__name__} is not supported with several processes",
-            "use configs/strategy/ddp.yaml or configs/strategy/fsdp2.yaml",
-        )
-
-
-def own_gradient_exchange(strategy: Strategy) -> None:
-    """Turn off DDP's exchange per backward pass: :func:`add_gradients` takes its place.
-
-    Processes do not have equal numbers of backward passes, which DDP requires.
-    """
-    model = strategy.model
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model.require_backward_grad_sync = False

@@ -1,11 +1,12 @@
-"""Two real processes: DDP and FSDP2 against plain forward passes in one process.
+"""Two real processes: DDP, FSDP and FSDP2 against plain forward passes in one process.
 
-Both processes are started once; each runs all jobs of :func:`worker`, and the tests look at what
-they left behind.
+Both processes are started once (a script that forks after its imports); each runs all jobs of
+:func:`worker`, and the tests look at what they left behind.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import subprocess
@@ -19,15 +20,16 @@ import lightning
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from nlac_lightning.algorithms.base import ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.nlac import NLAC, LossConfig
 from nlac_lightning.backbone import BackboneConfig
+from nlac_lightning.cli import main
 from nlac_lightning.callbacks import EMACallback, HeldOutEvaluation, RolloutCallback
 from nlac_lightning.data import ReplayDataModule
-from nlac_lightning.distributed import ShardedBaseStrategy
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.evaluation.evaluate import EvaluationConfig
@@ -35,14 +37,44 @@ from nlac_lightning.generation.base import Sampling
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.roles import RoleConfig, RolesConfig
 from nlac_lightning.rollout import Exploration, RolloutLimits
+from nlac_lightning.sharding import FSDPBaseStrategy, ShardedBaseStrategy
 
 # A random model never ends a line; many of its tokens hold one of these letters, so texts differ
 # in length from process to process.
 ENDS = Sampling(temperature=1.0, max_new_tokens=16, stop=("e", "a"))
 LR, CLIP, TAU, STEPS, BATCH, EPISODES, KL = 1e-3, 0.05, 0.25, 2, 3, 5, 0.5
-STRATEGIES = ("ddp", "fsdp2")
-DEADLINE = 200.0
-"""Seconds after which processes that wait for each other fail the tests."""
+STRATEGIES = ("ddp", "fsdp", "fsdp2")
+DEADLINE = 400
+"""Seconds after which processes that wait for each other say where, and fail the tests."""
+SMALL = """
+model:
+  init_args:
+    backbone: {name: MODEL, lora_r: 2, dtype: float32}
+    warmup: {min_steps: 0, max_steps: 0}
+    evaluation: {critic_steps: 2, limits: {max_turns: 2}}
+data:
+  env: {class_path: nlac_lightning.envs.help_desk.HelpDeskEnv, init_args: {n_train: 8, n_test: 3}}
+  batch_size: 3
+trainer:
+  max_steps: 2
+  default_root_dir: ROOT
+  logger: {class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: ROOT, name: logs}}
+  callbacks:
+    - class_path: nlac_lightning.callbacks.HeldOutEvaluation
+      init_args: {split: test, tasks: 3}
+    - class_path: nlac_lightning.callbacks.RolloutCallback
+      init_args:
+        initial_episodes: 4
+        episodes: 3
+        every_n_steps: 1
+        initial_exploration: {kind: return, epsilon: 1.0}
+        limits: {max_turns: 2}
+    - class_path: nlac_lightning.callbacks.EMACallback
+    - class_path: nlac_lightning.callbacks.Console
+    - class_path: nlac_lightning.callbacks.InterruptCheckpoint
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {dirpath: ROOT/checkpoints, save_last: true, every_n_train_steps: 1}
+"""
 
 
 def build(path: str, **options: Any) -> NLAC:
@@ -114,14 +146,14 @@ def trainer(folder: Path, steps: int = STEPS, **options: Any) -> lightning.Train
 
 
 def two_processes(strategy: str) -> dict[str, Any]:
-    sharded = ShardedBaseStrategy(
-        data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo"
-    )
-    return {
-        "devices": 2,
-        "strategy": sharded if strategy == "fsdp2" else "ddp",
-        "use_distributed_sampler": False,
-    }
+    chosen: Any = strategy
+    if strategy == "fsdp2":
+        chosen = ShardedBaseStrategy(
+            data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo"
+        )
+    elif strategy == "fsdp":  # for GPUs, but torch's own FSDP also runs on CPUs
+        chosen = FSDPBaseStrategy(process_group_backend="gloo")
+    return {"devices": 2, "strategy": chosen, "use_distributed_sampler": False}
 
 
 def adapters(module: NLAC) -> dict[str, Tensor]:
@@ -151,9 +183,12 @@ def by_strategy(strategy: str, path: str, folder: Path) -> dict[str, Any]:
     run.callbacks.append(losses)  # type: ignore[attr-defined]
     run.fit(module, data(folder))
     run.save_checkpoint(folder / "two.ckpt")
-    weight = module.backbone._decoder.layers[0].mlp.up_proj.base_layer.weight
-    local = weight.to_local() if strategy == "fsdp2" else weight
-    return {"adapters": adapters(module), "steps": losses.steps, "local": local.numel()}
+    held = sum(
+        (p.to_local() if isinstance(p, DTensor) else p).numel()
+        for name, p in module.backbone._decoder.layers.named_parameters()
+        if "lora_" not in name
+    )
+    return {"adapters": adapters(module), "steps": losses.steps, "held": held}
 
 
 def the_papers(path: str, folder: Path) -> dict[str, Any]:
@@ -168,10 +203,21 @@ def the_papers(path: str, folder: Path) -> dict[str, Any]:
     return {"adapters": adapters(module), "evaluated": [e.task_id for e in episodes]}
 
 
+def command_line(path: str, folder: Path) -> dict[str, Any]:
+    """``nlac fit`` with a task's config, a strategy's and a smaller one over them."""
+    folder.mkdir(exist_ok=True)
+    small = folder / "small.yaml"
+    small.write_text(SMALL.replace("MODEL", path).replace("ROOT", str(folder)))
+    overlays = ("quickstart", "strategy/ddp", str(small))
+    main(["fit", *(word for name in overlays for word in ("--config", name))])
+    return {"adapters": torch.load(folder / "checkpoints/last.ckpt")["state_dict"]}
+
+
 def worker(path: str, folder: Path) -> None:
     """One of the two processes."""
     result = {name: by_strategy(name, path, folder / name) for name in STRATEGIES}
     result["paper"] = the_papers(path, folder / "paper")
+    result["cli"] = command_line(path, folder / "cli")
     try:
         run = trainer(folder / "refused", **two_processes("ddp"))
         run.fit(GRPO(backbone=BackboneConfig(path)), data(folder))
@@ -201,17 +247,13 @@ def ran(tiny_llama_path: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "NODE_RANK": "0",
     }
     command = [sys.executable, __file__, tiny_llama_path, str(folder)]
-    workers = [
-        subprocess.Popen(command, env={**environment, "LOCAL_RANK": str(n), "NODE_RANK": "0"})
-        for n in (0, 1)
-    ]
-    try:
-        assert [process.wait(timeout=DEADLINE) for process in workers] == [0, 0]
-    finally:
-        for process in workers:
-            process.kill()
+    done = subprocess.run(
+        command, env=environment, timeout=DEADLINE + 60, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
     yield Ran(folder, tiny_llama_path, [torch.load(folder / f"{n}.pt") for n in (0, 1)])
 
 
@@ -291,8 +333,8 @@ def test_two_processes_equal_one(ran: Ran, strategy: str) -> None:
         error = flat(result["adapters"]) - flat(truth.end)
         assert error.norm() < 1e-4 * update.norm()
     assert torch.equal(flat(first["adapters"]), flat(second["adapters"]))
-    half = 2 if strategy == "fsdp2" else 1
-    assert first["local"] == 64 * 128 // half, "under FSDP2 each process holds its half"
+    whole = ran.results[0]["ddp"]["held"]
+    assert first["held"] == second["held"] == (whole if strategy == "ddp" else whole // 2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -352,5 +394,20 @@ def test_buffers_of_their_own_need_as_many_processes(ran: Ran) -> None:
         source.own_mark([3, 2])
 
 
-if __name__ == "__main__":  # one process of the fixture ``ran``
+def test_nlac_fit_with_an_overlay(ran: Ran) -> None:
+    """Rollouts, evaluation, checkpoints and the closing table, in two processes."""
+    with ReplayBuffer(ran.folder / "cli" / "replay.sqlite") as buffer:
+        seeds = [episode.seed for episode in buffer.iter_episodes()]
+    assert len(seeds) == 4 + 2 * 3 == len(set(seeds))
+    assert list((ran.folder / "cli/logs").glob("*/evaluation/trained.json"))
+    first, second = (result["cli"]["adapters"] for result in ran.results)
+    assert len(first) > 0 and all(torch.equal(first[n], second[n]) for n in first)
+
+
+if __name__ == "__main__":  # both processes of the fixture ``ran``
+    child = os.fork()
+    os.environ["LOCAL_RANK"] = "0" if child else "1"
+    faulthandler.dump_traceback_later(DEADLINE, exit=True)
     worker(sys.argv[1], Path(sys.argv[2]))
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.configs_path import CONFIGS, packaged_configs
-from nlac_lightning.distributed import ShardedBaseStrategy, check_strategy
+from nlac_lightning.sharding import ShardedBaseStrategy, check_strategy
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,10 +20,8 @@ from nlac_lightning.critic import Critic
 from nlac_lightning.distributed import (
     add_gradients,
     broadcast,
-    check_strategy,
     gather,
     means,
-    own_gradient_exchange,
     rank,
     sums,
 )
@@ -43,6 +41,12 @@ from nlac_lightning.report.evaluation import (
 )
 from nlac_lightning.roles.roles import Roles, RolesConfig
 from nlac_lightning.rollout import Actor, ModelActor
+from nlac_lightning.sharding import (
+    WholeAdapters,
+    check_strategy,
+    own_gradient_exchange,
+    plain_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -161,12 +165,14 @@ class Algorithm(lightning.LightningModule):
         attach = getattr(getattr(self.env, "user", None), "attach", None)
         if attach is not None:  # a simulated user may share the frozen base
             attach(self.generator, self.backbone.tokenizer)
-        if self._trainer is not None:
-            check_strategy(self.trainer.strategy, on_policy=self.rollout_plan is not None)
         for adapter in ("online", "target"):
             broadcast([p.data for p in self.backbone.adapter_parameters(adapter).values()])
-        if self.device_mesh is not None:
-            self.backbone.shard(self.device_mesh["data_parallel"])
+        strategy = self.trainer.strategy if self._trainer is not None else None
+        if strategy is not None:
+            check_strategy(strategy, on_policy=self.rollout_plan is not None)
+        if isinstance(strategy, WholeAdapters):
+            self.backbone.to(strategy.root_device)
+            self.backbone.shard(strategy.shard)
 
     def on_train_start(self) -> None:
         """Leave the exchange of gradients to :meth:`gradient_step`."""
@@ -326,8 +332,17 @@ class Algorithm(lightning.LightningModule):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """What is trained only: the base model is loaded by name and never saved."""
-        whole = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in whole.items() if self._saves(name)}
+        return {
+            plain_name(name): parameter.detach()
+            for name, parameter in self.named_parameters()
+            if self._saves(name)
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Set what :meth:`state_dict` holds; :meth:`on_load_checkpoint` has compared the names."""
+        for name, own in self.state_dict().items():
+            own.copy_(state_dict[name])
 
     def _saves(self, name: str) -> bool:
         return any(part in name for part in self.saved_parameters)
