@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from nlac_lightning.distributed import gather
+from nlac_lightning import tree_attention
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.models import load_model, load_tokenizer, pick_dtype
 from nlac_lightning.prefix_tree import PackedTree
 from nlac_lightning.sharding import Shards, held, plain_name
+from nlac_lightning.tree_attention import Block
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,9 @@ class Backbone(nn.Module):
             trust_remote_code=config.trust_remote_code,
         )
         base.requires_grad_(False)
+        self._reads_blocks = base.config._attn_implementation == "sdpa"
+        if self._reads_blocks:
+            base.set_attn_implementation(tree_attention.NAME)
         if device.type == "cpu" and config.quantization == "none":
             _store_for_small_batches(base)
         lora = lora_config(config)
@@ -214,16 +219,26 @@ class Backbone(nn.Module):
             tree: see :mod:`nlac_lightning.prefix_tree`.
             cache: keys and values of ``tree.cached`` tokens; it is extended by the new ones.
         """
+        blocks = tuple(block.to(self.device) for block in tree.blocks) if self._reads_blocks else ()
         return self._run(
-            tree.input_ids[None], tree.position_ids[None], tree.mask[None, None], cache
+            tree.input_ids[None], tree.position_ids[None], tree.mask[None, None], cache, blocks
         )[0]
 
     def forward_step(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """Hidden states [b, t, d] of a batch that continues ``cache``; mask [b, t, kv] bool."""
         return self._run(ids, positions, mask[:, None], cache)
 
-    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None) -> Tensor:
+    def _run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache | None,
+        blocks: tuple[Block, ...] = (),
+    ) -> Tensor:
         extra: dict[str, Any] = {"cache": cache, "use_cache": True} if cache is not None else {}
+        if blocks:
+            extra["tree_blocks"] = blocks
         return self._decoder(
             input_ids=ids.to(self.device),
             position_ids=positions.to(self.device),

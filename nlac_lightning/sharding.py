@@ -79,7 +79,7 @@ class FSDPBaseStrategy(WholeAdapters, FSDPStrategy):
         options = self.kwargs | {
             "sharding_strategy": self.sharding_strategy,
             "cpu_offload": self.cpu_offload,
-            "device_id": self.root_device.index,
+            "device_id": self.root_device,
         }
         return _Shards1(decoder, kept, options)
 
@@ -96,6 +96,9 @@ class FSDPBaseStrategy(WholeAdapters, FSDPStrategy):
 class _AsLoaded(FSDPPrecision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         return module
+
+    def convert_input(self, data: Any) -> Any:
+        return data  # a batch holds no tensors
 
 
 class _Shards2:

@@ -43,8 +43,9 @@ from nlac_lightning.sharding import FSDPBaseStrategy, ShardedBaseStrategy
 # in length from process to process.
 ENDS = Sampling(temperature=1.0, max_new_tokens=16, stop=("e", "a"))
 LR, CLIP, TAU, STEPS, BATCH, EPISODES, KL = 1e-3, 0.05, 0.25, 2, 3, 5, 0.5
+pytestmark = pytest.mark.timeout(1200)
 STRATEGIES = ("ddp", "fsdp", "fsdp2")
-DEADLINE = 400
+DEADLINE = 900
 """Seconds after which processes that wait for each other say where, and fail the tests."""
 SMALL = """
 model:
