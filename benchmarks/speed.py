@@ -63,7 +63,9 @@ def main() -> None:
             if letter not in measures:
                 parser.error(f"there is no row '{letter}': choose from {', '.join(measures)}")
             for row in measures[letter](bench):
-                print(f"{row.name:<44}{row.value:>12,.2f} {row.unit:<14} {row.settings}", flush=True)
+                print(
+                    f"{row.name:<44}{row.value:>12,.2f} {row.unit:<14} {row.settings}", flush=True
+                )
                 rows.append(row)
     if options.json:
         options.json.write_text(json.dumps({"rows": [vars(row) for row in rows]}, indent=1))

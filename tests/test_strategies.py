@@ -18,6 +18,8 @@ from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.lightning_cli import NLACCommandLine
 from nlac_lightning.sharding import WholeAdapters, check_strategy
 
+SEVERAL = ("strategy/ddp", "strategy/fsdp", "strategy/fsdp2")
+
 
 @pytest.mark.parametrize("overlay", [n for n in packaged_configs() if n.startswith("strategy/")])
 def test_overlays_fit_the_quickstart(overlay: str, tmp_path: Path) -> None:
@@ -32,8 +34,8 @@ def test_overlays_fit_the_quickstart(overlay: str, tmp_path: Path) -> None:
     config = line.model.backbone_config  # type: ignore[attr-defined]
     assert config.name == "smollm2-135m-instruct", "the overlay replaces nothing else"
     assert config.quantization == ("nf4" if overlay == "strategy/qlora" else "none")
-    assert line.trainer.num_devices == (1 if overlay == "strategy/qlora" else 2)
-    assert isinstance(line.trainer.strategy, WholeAdapters) == overlay.startswith("strategy/fsdp")
+    assert line.trainer.num_devices == (2 if overlay in SEVERAL else 1)
+    assert isinstance(line.trainer.strategy, WholeAdapters) == (overlay in SEVERAL[1:])
 
 
 def test_a_4_bit_base_cannot_be_sharded(tiny_llama_path: str) -> None:

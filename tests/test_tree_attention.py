@@ -14,7 +14,7 @@ from nlac_lightning.prefix_tree import pack_tree
 
 SYSTEM = tuple(range(100, 148))
 STATES = [SYSTEM + tuple(range(200 + 10 * n, 216 + 10 * n)) for n in range(4)]
-SEQUENCES = [s + (300 + role, 310 + role, 320) for s in STATES for role in range(3)] + STATES[:1]
+SEQUENCES = [(*s, 300 + role, 310 + role, 320) for s in STATES for role in range(3)] + STATES[:1]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "checkpointed"])

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import lightning
@@ -30,6 +30,7 @@ from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
 from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.generation.vllm import GenerationConfig, VLLMGenerator
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.sampler import BatchSampler
@@ -100,6 +101,8 @@ class ComputeConfig:
     """Completions that are generated side by side."""
     cache_tokens: int = 20_000
     """Tokens of prefixes whose keys and values are kept, per adapter."""
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    """Which engine writes the texts."""
 
     def __post_init__(self) -> None:
         for name in ("train_pack_tokens", "prefill_pack_tokens", "decode_rows", "cache_tokens"):
@@ -140,7 +143,7 @@ class Algorithm(lightning.LightningModule):
         self.evaluation_config = evaluation or EvaluationConfig()
         self.backbone: Backbone
         self.roles: Roles
-        self.generator: InProcessGenerator
+        self.generator: InProcessGenerator | VLLMGenerator
         self.critic: Critic
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = defaultdict(float)
@@ -158,9 +161,15 @@ class Algorithm(lightning.LightningModule):
         if self.env is not None:
             self.env.meet(self.roles.codec.chat_template)
         compute = self.compute_config
-        self.generator = InProcessGenerator(
-            self.backbone, compute.decode_rows, compute.prefill_pack_tokens, compute.cache_tokens
-        )
+        if compute.generation.engine == "in_process":
+            self.generator = InProcessGenerator(
+                self.backbone,
+                compute.decode_rows,
+                compute.prefill_pack_tokens,
+                compute.cache_tokens,
+            )
+        else:
+            self.generator = VLLMGenerator(self.backbone, compute.generation)
         self.critic = self.make_critic()
         attach = getattr(getattr(self.env, "user", None), "attach", None)
         if attach is not None:  # a simulated user may share the frozen base

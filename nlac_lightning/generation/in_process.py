@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from nlac_lightning.backbone import Backbone
 from nlac_lightning.generation.base import ADAPTERS, Completion, Request
 from nlac_lightning.generation.radix import Node, RadixCache, gather
-from nlac_lightning.generation.sampling import draw, stop_reached, uniforms
+from nlac_lightning.generation.sampling import complete, draw, stop_reached, uniforms
 from nlac_lightning.prefix_tree import PackedTree, pack_tree, split_packs
 
 
@@ -239,8 +239,8 @@ class InProcessGenerator:
                 stopped = stop_reached(self.backbone.tokenizer, ids[b], request)
                 if stopped or step + 1 == request.sampling.max_new_tokens:
                     reason = "stop" if stopped else "length"
-                    done[rows[b].index] = self._completion(
-                        request, ids[b], logprobs[b], reason, version
+                    done[rows[b].index] = complete(
+                        self.backbone.tokenizer, request, ids[b], logprobs[b], reason, version
                     )
                     if request.extend:
                         kv = [(x.keys[slot], x.values[slot]) for x in layers]
@@ -261,15 +261,6 @@ class InProcessGenerator:
                 last, (lengths + step)[:, None], visible[:, None, :end], Cache(layers=list(layers))
             )
             logits = self.backbone.logits(hidden[:, -1]).float()
-
-    def _completion(
-        self, request: Request, ids: list[int], logprobs: list[float], reason: str, version: int
-    ) -> Completion:
-        shown = ids[:-1] if ids[-1] in request.stop_ids else ids
-        text = self.backbone.tokenizer.decode(shown, clean_up_tokenization_spaces=False)
-        cuts = [at for stop in request.sampling.stop if (at := text.find(stop)) >= 0]
-        text = text[: min(cuts)] if cuts else text
-        return Completion(tuple(ids), text, tuple(logprobs), reason, version)
 
     def _remember(
         self,
