@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -12,10 +13,12 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.callbacks.ahead import Ahead
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.distributed import barrier, gather, rank, sums, world_size
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.generation.vllm import VLLMGenerator
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
@@ -50,6 +53,10 @@ class RolloutCallback(lightning.Callback):
         limits: bounds of an episode.
         seed: seed of tasks and draws.
         fresh: empty the buffer at the start of a run that does not resume a checkpoint.
+        ahead: play the later collections while the model trains on. One that begins at a gradient
+            step joins the buffer at the next one that is due, so its policy is ``every_n_steps``
+            steps old (logged as ``rollout/staleness``); a checkpoint waits for it. Needs an engine
+            in another process (``model.compute.generation``); refused for on-policy algorithms.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class RolloutCallback(lightning.Callback):
         limits: RolloutLimits | None = None,
         seed: int = 0,
         fresh: bool = True,
+        ahead: bool = False,
     ) -> None:
         require_positive("rollout.initial_episodes", initial_episodes, zero=True)
         require_positive("rollout.episodes", episodes, zero=True)
@@ -83,6 +91,8 @@ class RolloutCallback(lightning.Callback):
         self.initial_exploration = initial_exploration or Exploration()
         self.exploration = exploration or Exploration()
         self.limits = limits or RolloutLimits()
+        self.ahead = ahead
+        self._running: Ahead | None = None
         self._plan: RolloutPlan | None = None
         self._mark: list[int] | None = None
         self._tasks: list[Task] = []
@@ -97,6 +107,8 @@ class RolloutCallback(lightning.Callback):
         self._plan = module.rollout_plan
         if self._plan is not None:
             self._follow(self._plan)
+        if self.ahead:
+            self._check_ahead(module)
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
         if not data.prepares_buffer:
             pass
@@ -109,6 +121,20 @@ class RolloutCallback(lightning.Callback):
         self._tasks = list(data.env.tasks("train"))
         if not self._tasks and (self.episodes or self.initial_episodes):
             raise ConfigError("data.env", "it has no training tasks", "choose another environment")
+
+    def _check_ahead(self, module: Algorithm) -> None:
+        if self._plan is not None:
+            raise ConfigError(
+                "rollout.ahead",
+                f"{type(module).__name__} learns from the present policy's episodes only",
+                "set it to false, or use an off-policy algorithm (nlac, rft)",
+            )
+        if not isinstance(module.generator, VLLMGenerator) or world_size() > 1:
+            raise ConfigError(
+                "rollout.ahead",
+                "the process that trains cannot generate meanwhile",
+                "set model.compute.generation.engine to vllm or vllm_server, trainer.devices to 1",
+            )
 
     def _follow(self, plan: RolloutPlan) -> None:
         """An on-policy algorithm says what it needs; the limits of an episode stay."""
@@ -140,8 +166,46 @@ class RolloutCallback(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if self.episodes and trainer.global_step % self.every_n_steps == 0:
+        if not self.episodes or trainer.global_step % self.every_n_steps:
+            return
+        if not self.ahead:
             self._collect(trainer, pl_module, self.episodes, self.exploration)
+            return
+        self._join(trainer, pl_module)
+        data, module = _parts(trainer, pl_module)
+        assert isinstance(module.generator, VLLMGenerator)
+        rollout, jobs = self._begin(data, module, self.episodes, self.exploration)
+        actor = ModelActor(module.roles, module.generator.pinned())
+        self._running = Ahead(rollout, jobs, actor, module.backbone.versions["online"])
+
+    def on_train_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        self._join(trainer, pl_module)
+
+    def _join(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Commit what was played ahead, once it has ended."""
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        data, module = _parts(trainer, pl_module)
+        played = running.wait()
+        data.buffer.append_many(played)
+        age = module.backbone.versions["online"] - running.version
+        self._report(
+            trainer, running.rollout, played, running.seconds, {"rollout/staleness": float(age)}
+        )
+
+    def _begin(
+        self, data: ReplayDataModule, module: Algorithm, count: int, exploration: Exploration
+    ) -> tuple[Rollout, list[tuple[Task, int]]]:
+        """A rollout and this process's part of the tasks that come next."""
+        first = sum(data.marks())
+        jobs = [self._job(first + i) for i in range(count)][rank() :: world_size()]
+        barrier()  # all know where to begin before any episode is added
+        # what several processes find is put together when they are done
+        paths = self._paths if world_size() == 1 else dict(self._paths)
+        return Rollout(data.env, module.roles, self.limits, exploration, paths), jobs
 
     def _collect(
         self,
@@ -152,14 +216,10 @@ class RolloutCallback(lightning.Callback):
         show: bool = False,
     ) -> None:
         data, module = _parts(trainer, pl_module)
-        first = sum(data.marks())
-        jobs = [self._job(first + i) for i in range(count)][rank() :: world_size()]
-        barrier()  # all know where to begin before any episode is added
-        rollout = Rollout(data.env, module.roles, self.limits, exploration, dict(self._paths))
+        rollout, jobs = self._begin(data, module, count, exploration)
         began = time.perf_counter()
-        rewards, own_turns = [], 0
         at_once = world_size() == 1 or data.buffer_per_process
-        waiting: list[Episode] = []
+        played: list[Episode] = []
         shown = show and trainer.is_global_zero
         bar = tqdm(total=len(jobs), desc="rollouts", disable=not shown, leave=False)
         with bar, module.backbone.whole():
@@ -171,25 +231,44 @@ class RolloutCallback(lightning.Callback):
                 ):
                     if at_once:
                         data.buffer.append(episode)
-                    else:
-                        waiting.append(episode)
-                    rewards.append(episode.total_reward)
-                    own_turns += len(episode.turns)
+                    played.append(episode)
                 jobs = self._again(data.buffer, collections)
         for process in range(world_size()):  # one after the other, so that ids are the same
-            if process == rank() and waiting:
-                data.buffer.append_many(waiting)
+            if process == rank() and not at_once:
+                data.buffer.append_many(played)
             barrier()
-        rewards = [reward for part in gather(rewards) for reward in part]
+        seconds = time.perf_counter() - began
+        scalars = self._report(trainer, rollout, played, seconds)
+        if shown:
+            log.info(
+                "collected %.0f episodes (%.1f turns each, %.0f%% successful) in %.0f s",
+                scalars["rollout/episodes"],
+                scalars["rollout/turns"],
+                100 * scalars["rollout/success"],
+                seconds,
+            )
+
+    def _report(
+        self,
+        trainer: lightning.Trainer,
+        rollout: Rollout,
+        played: Sequence[Episode],
+        seconds: float,
+        more: dict[str, float] | None = None,
+    ) -> dict[str, float]:
+        """Put together what all processes played, and log it."""
+        data, module = _parts(trainer, trainer.lightning_module)
+        parts = gather([episode.total_reward for episode in played])
+        rewards = [reward for part in parts for reward in part]
         counts: Counter[str] = sum(gather(rollout.counts), Counter())
-        self.turns += sum(gather(own_turns))
+        self.turns += sum(gather(sum(len(episode.turns) for episode in played)))
         found = {task: way for task, way in rollout.paths.items() if way != self._paths.get(task)}
         for part in gather(found):
             self._paths |= part
         branches = sums(gather(dict(module.counts)))
-        seconds = time.perf_counter() - began
         turns = max(counts["turns"], 1)
         scalars = {
+            "rollout/episodes": float(len(rewards)),
             "rollout/success": float(np.mean([r > 0 for r in rewards])) if rewards else 0.0,
             "rollout/turns": turns / max(len(rewards), 1),
             "rollout/invalid": counts["invalid"] / turns,
@@ -209,15 +288,8 @@ class RolloutCallback(lightning.Callback):
             if counts[name]:
                 scalars[f"rollout/{name.removeprefix('end/')}"] = float(counts[name])
         for logger in trainer.loggers:
-            logger.log_metrics(scalars, step=trainer.global_step)
-        if shown:
-            log.info(
-                "collected %d episodes (%d turns, %.0f%% successful) in %.0f s",
-                len(rewards),
-                turns,
-                100 * scalars["rollout/success"],
-                seconds,
-            )
+            logger.log_metrics(scalars | (more or {}), step=trainer.global_step)
+        return scalars
 
     def _again(self, buffer: ReplayBuffer, collections: int) -> list[tuple[Task, int]]:
         """Further tasks to play with the same policy, until enough groups tell actions apart."""
@@ -256,6 +328,7 @@ class RolloutCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
+        self._join(trainer, pl_module)  # a resumed run then begins where this one goes on
         checkpoint["replay_high_water_mark"] = _parts(trainer, pl_module)[0].marks()
 
     def on_load_checkpoint(

@@ -30,7 +30,8 @@ from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
 from nlac_lightning.generation.in_process import InProcessGenerator
-from nlac_lightning.generation.vllm import GenerationConfig, VLLMGenerator
+from nlac_lightning.generation.vllm import VLLMGenerator
+from nlac_lightning.generation.vllm_engines import GenerationConfig
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.sampler import BatchSampler

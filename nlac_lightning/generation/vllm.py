@@ -9,6 +9,7 @@ is an error, not staleness.
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import torch
 
 from nlac_lightning.backbone import Backbone
 from nlac_lightning.export import write_adapter
-from nlac_lightning.generation.base import Completion, Request, Sampling
+from nlac_lightning.generation.base import ADAPTERS, Completion, Request, Sampling
 from nlac_lightning.generation.sampling import complete
 from nlac_lightning.generation.vllm_engines import Engine, GenerationConfig, Server, Worker
 from nlac_lightning.models import resolve
@@ -27,6 +28,25 @@ from nlac_lightning.prefix_tree import pack_tree
 
 PROBE = "The new adapter is the one that answers"
 """The fixed prompt of the check after each hand-over."""
+
+
+Handed = dict[str, tuple[int, dict[str, Any] | None]]
+"""Version of each adapter, and how the engine knows it."""
+
+
+class Pinned:
+    """Generator with the adapters of one moment, see :meth:`VLLMGenerator.pinned`."""
+
+    def __init__(self, generator: VLLMGenerator, handed: Handed) -> None:
+        self._generator, self._handed = generator, handed
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Complete all requests, in their order."""
+        return self._generator.generate_with(requests, self._handed)
+
+    def sync(self, version: int) -> int:
+        """The version stays what it was."""
+        return self._handed["online"][0]
 
 
 class VLLMGenerator:
@@ -50,6 +70,7 @@ class VLLMGenerator:
         self._folder = tempfile.TemporaryDirectory(prefix="nlac_adapters_")
         self._loaded: dict[str, tuple[int, dict[str, Any]]] = {}
         self._numbers = 0
+        self._turn = threading.Lock()
         model = resolve(backbone.config.name)
         if engine is not None:
             self._engine: Engine = engine
@@ -76,22 +97,37 @@ class VLLMGenerator:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Complete all requests, in their order."""
+        return self.generate_with(requests, self._now({r.adapter for r in requests}))
+
+    def pinned(self) -> Pinned:
+        """A generator that keeps to the adapters as they are now, for a thread of its own."""
+        return Pinned(self, self._now(set(ADAPTERS)))
+
+    def _now(self, adapters: set[str]) -> Handed:
+        return {a: (self.backbone.versions[a], self._lora(a)) for a in sorted(adapters)}
+
+    def generate_with(self, requests: Sequence[Request], handed: Handed) -> list[Completion]:
+        """Complete all requests with adapters that were handed over before."""
         began = time.perf_counter()
         asked = [
-            {"ids": list(r.ids), "lora": self._lora(r.adapter), "sampling": _sampling(r)}
+            {"ids": list(r.ids), "lora": handed[r.adapter][1], "sampling": _sampling(r)}
             for r in requests
         ]
-        answers = self._engine.complete(asked) if asked else []
+        answers = self._complete(asked) if asked else []
         self.seconds += time.perf_counter() - began
         self.counts["prompt_tokens"] += sum(len(r.ids) for r in requests)
         self.counts["generated_tokens"] += sum(len(answer["ids"]) for answer in answers)
         return [
             complete(
                 self.backbone.tokenizer, request, answer["ids"], answer["logprobs"],
-                answer["reason"], self.backbone.versions[request.adapter],
+                answer["reason"], handed[request.adapter][0],
             )
             for request, answer in zip(requests, answers, strict=True)
         ]  # fmt: skip
+
+    def _complete(self, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        with self._turn:
+            return self._engine.complete(asked)
 
     def close(self) -> None:
         """End the engine's process and delete the handed-over adapters."""
@@ -121,7 +157,7 @@ class VLLMGenerator:
         ids = tuple(self.backbone.tokenizer(PROBE, add_special_tokens=False)["input_ids"])
         request = Request(ids, Sampling(max_new_tokens=1), adapter)
         asked = {"ids": list(ids), "lora": lora, "sampling": _sampling(request)}
-        answer = self._engine.complete([asked])[0]
+        answer = self._complete([asked])[0]
         training = self.backbone.model.training
         self.backbone.model.eval()
         with torch.no_grad(), self.backbone.use(adapter):

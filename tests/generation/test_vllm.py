@@ -9,18 +9,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from nlac_lightning.algorithms import base
+from nlac_lightning.algorithms.base import ComputeConfig
 from nlac_lightning.algorithms.examples import Example, accumulate
+from nlac_lightning.algorithms.nlac import NLAC, LossConfig
 from nlac_lightning.backbone import Backbone, BackboneConfig
+from nlac_lightning.callbacks import RolloutCallback
+from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import ADAPTERS, Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
-from nlac_lightning.generation.vllm import GenerationConfig, VLLMGenerator
+from nlac_lightning.generation.vllm import VLLMGenerator
+from nlac_lightning.generation.vllm_engines import GenerationConfig
+from nlac_lightning.replay.buffer import ReplayBuffer
+from nlac_lightning.roles.roles import RoleConfig, RolesConfig
+from nlac_lightning.rollout import RolloutLimits
 
 PROMPT = (11, 12, 13, 14, 15)
 
@@ -46,17 +58,16 @@ class Peft:
     def __init__(self, path: str, stale: bool = False) -> None:
         self.path, self.stale = path, stale
         self.folders: list[str] = []
+        self._models: dict[str, Any] = {}
 
     def complete(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [self._complete(request) for request in requests]
 
     @torch.no_grad()
     def _complete(self, request: dict[str, Any]) -> dict[str, Any]:
-        model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
-        if request["lora"]:
-            self.folders.append(request["lora"]["lora_path"])
-            folder = self.folders[0] if self.stale else self.folders[-1]
-            model = PeftModel.from_pretrained(model, folder).eval()
+        folder = request["lora"]["lora_path"] if request["lora"] else ""
+        self.folders.append(folder)
+        model = self._model(self.folders[0] if self.stale else folder)
         ids = list(request["ids"])
         answer: dict[str, Any] = {"ids": [], "logprobs": [], "reason": "length"}
         for _ in range(request["sampling"]["max_tokens"]):
@@ -69,8 +80,16 @@ class Peft:
                 break
         return answer
 
+    def _model(self, folder: str) -> Any:
+        if folder not in self._models:
+            model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
+            self._models[folder] = (
+                PeftModel.from_pretrained(model, folder).eval() if folder else model.eval()
+            )
+        return self._models[folder]
+
     def close(self) -> None:
-        pass
+        """Nothing runs."""
 
 
 def test_handed_over_adapters_answer_like_the_model_itself(backbone: Backbone) -> None:
@@ -111,6 +130,64 @@ def test_a_server_that_is_down_is_a_wrong_setting(backbone: Backbone) -> None:
     config = GenerationConfig("vllm_server", server="http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"model\.compute\.generation\.server"):
         VLLMGenerator(backbone, config).generate([Request(PROMPT, adapter="base")])
+
+
+def ahead(path: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """Four gradient steps with rollouts ahead every second; returns what was logged."""
+    logged: list[dict[str, float]] = []
+
+    class Records(CSVLogger):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
+            logged.append(dict(metrics))
+
+    monkeypatch.setattr(
+        base, "VLLMGenerator", lambda backbone, config: VLLMGenerator(backbone, config, Peft(path))
+    )
+    role = RoleConfig(sampling=Sampling(max_new_tokens=3))
+    generation = GenerationConfig(options.pop("engine", "vllm"))
+    module = NLAC(
+        improvement="accept",
+        critic="none",
+        base_action="buffer",
+        loss=LossConfig(critic_weight=0.0, policy_kl=0.1),
+        roles=RolesConfig(templates="help_desk_small", format="plain", action="plain", policy=role),
+        backbone=BackboneConfig(path, lora_r=4, dtype="float32"),
+        compute=ComputeConfig(generation=generation),
+    )
+    trainer = lightning.Trainer(
+        max_steps=4,
+        limit_val_batches=0,
+        accelerator="cpu",
+        logger=Records(str(folder)),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[
+            RolloutCallback(4, 3, 2, limits=RolloutLimits(max_turns=2), ahead=True, **options)
+        ],
+    )
+    data = ReplayDataModule(HelpDeskEnv(level=0, n_train=8), batch_size=2)
+    trainer.fit(module, data)
+    with ReplayBuffer(folder / "replay.sqlite") as buffer:
+        return logged, list(buffer.iter_episodes())
+
+
+def test_rollouts_ahead_join_the_buffer_one_collection_later(
+    tiny_llama_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged, episodes = ahead(tiny_llama_path, tmp_path, monkeypatch)
+    assert [m["rollout/staleness"] for m in logged if "rollout/staleness" in m] == [2.0, 0.0]
+    assert len({e.seed for e in episodes}) == len(episodes) == 4 + 2 * 3
+    versions = [{t.policy_version for t in e.turns} for e in episodes]
+    assert versions == [{0}] * 4 + [{2}] * 3 + [{4}] * 3, "each with the adapter of its beginning"
+
+
+def test_rollouts_ahead_need_another_process(
+    tiny_llama_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.ahead"):
+        ahead(tiny_llama_path, tmp_path, monkeypatch, engine="in_process")
 
 
 @pytest.fixture
