@@ -57,7 +57,7 @@ class Console(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if trainer.global_step % self.every_n_steps:
+        if trainer.global_step % self.every_n_steps or not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         parts = [text.format(values[name]) for name, text in SHOWN.items() if name in values]
@@ -86,19 +86,24 @@ class Console(lightning.Callback):
     ) -> None:
         if stage != "fit" or trainer.interrupted or not isinstance(pl_module, Algorithm):
             return
+        log_dir = trainer.log_dir or "."  # all processes ask: it is sent from process 0
+        if not trainer.is_global_zero:
+            return
         lines = [""]
         held_out = [c for c in trainer.callbacks if isinstance(c, HeldOutEvaluation)]  # type: ignore[attr-defined]
         for callback in held_out:
             if callback.results:
                 lines += [comparison_table(list(callback.results.values())), ""]
-        lines += [f"{name:<14}{value}" for name, value in self._facts(trainer, pl_module)]
+        lines += [f"{name:<14}{value}" for name, value in self._facts(trainer, pl_module, log_dir)]
         if self.next_steps:
-            names = {"checkpoint": self._checkpoint(trainer), "log_dir": trainer.log_dir}
+            names = {"checkpoint": self._checkpoint(trainer), "log_dir": log_dir}
             lines += ["", "Next:", *(f"  {step.format(**names)}" for step in self.next_steps)]
         sys.stdout.write("\n".join(lines) + "\n")
         sys.stdout.flush()
 
-    def _facts(self, trainer: lightning.Trainer, module: Algorithm) -> list[tuple[str, str]]:
+    def _facts(
+        self, trainer: lightning.Trainer, module: Algorithm, log_dir: str
+    ) -> list[tuple[str, str]]:
         generator, seconds = module.generator, module.seconds
         made = generator.counts["generated_tokens"]
         read, asked = generator.counts["prefilled_tokens"], generator.counts["prompt_tokens"]
@@ -106,8 +111,8 @@ class Console(lightning.Callback):
         total = time.perf_counter() - self._began
         facts = [
             ("checkpoint", self._checkpoint(trainer)),
-            ("curves", f"tensorboard --logdir {trainer.log_dir}"),
-            ("transcripts", str(Path(trainer.log_dir or ".", "evaluation"))),
+            ("curves", f"tensorboard --logdir {log_dir}"),
+            ("transcripts", str(Path(log_dir, "evaluation"))),
             (
                 "time",
                 f"{total:.0f} s in all: {seconds['targets']:.0f} s targets, "

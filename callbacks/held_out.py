@@ -9,6 +9,7 @@ import lightning
 from tqdm.auto import tqdm
 
 from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.distributed import gather, rank, world_size
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.evaluation.records import EvaluationResult
 from nlac_lightning.report.evaluation import (
@@ -52,10 +53,13 @@ class HeldOutEvaluation(lightning.Callback):
     def on_train_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
-        if not trainer.interrupted:
-            self._evaluate(trainer, pl_module, "trained")
+        if trainer.interrupted:
+            return
+        self._evaluate(trainer, pl_module, "trained")
+        folder = evaluation_folder(trainer)
+        if trainer.is_global_zero:
             results = [self.results[name] for name in ("base", "trained")]
-            write_comparison(evaluation_folder(trainer), results)
+            write_comparison(folder, results)
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Evaluate now what was stopped between its last step and its evaluation.
@@ -74,12 +78,19 @@ class HeldOutEvaluation(lightning.Callback):
             )
         evaluator = pl_module.evaluator()
         tasks = list(evaluator.env.tasks(self.split))[: self.tasks]
+        own = tasks[rank() :: world_size()]
         adapter = "base" if policy == "base" else "online"
-        with tqdm(total=len(tasks), desc=f"{policy} on {self.split} tasks", leave=False) as bar:
-            episodes = evaluator.play(tasks, adapter, policy, bar.update)
+        bar = tqdm(total=len(own), desc=f"{policy} on {self.split} tasks", leave=False)
+        with bar, pl_module.backbone.whole():
+            played = gather(evaluator.play(own, adapter, policy, bar.update))
+        order = {task.id: i for i, task in enumerate(tasks)}
+        episodes = sorted((e for part in played for e in part), key=lambda e: order[e.task_id])
         result = EvaluationResult(policy, self.split, episodes, evaluator.env.name)
         self.results[policy] = result
-        write_result(evaluation_folder(trainer), result, self.transcripts)
+        folder = evaluation_folder(trainer)
+        if not trainer.is_global_zero:
+            return
+        write_result(folder, result, self.transcripts)
         for logger in trainer.loggers:
             logger.log_metrics(scalars(result, f"{self.split}/{policy}"), step=trainer.global_step)
         success = 100 * result.summary()["success"]

@@ -15,6 +15,7 @@ import lightning
 from nlac_lightning import interrupts
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.distributed import gather
 from nlac_lightning.errors import StoppedRun
 
 log = logging.getLogger(__name__)
@@ -31,9 +32,11 @@ class InterruptCheckpoint(lightning.Callback):
     Another one at the start makes a run that is killed in its first rollouts continue with them.
     It stops where it stands: a half-made batch is made again, collected episodes of an unfinished
     collection are played again as they were, and the continued run equals one that was never
-    stopped. Several processes agree before their next step instead, since all must write together.
-    A second Ctrl-C stops at once; the file before is then still whole. A run that stops for a
-    reason of its own (:class:`~nlac_lightning.errors.StoppedRun`) is saved in the same way.
+    stopped. A second Ctrl-C stops at once; the file before is then still whole. A run that stops
+    for a reason of its own (:class:`~nlac_lightning.errors.StoppedRun`) is saved in the same way.
+
+    Several processes agree before their next step instead, since all must write together; where one
+    of them stops for a reason of its own, the checkpoint before it is what a run continues from.
 
     SLURM's own requeueing, where Lightning has set it up, follows the checkpoint.
     """
@@ -42,7 +45,9 @@ class InterruptCheckpoint(lightning.Callback):
         self._asked: int | None = None
         self._before: dict[int, Any] = {}
         self._alone = True
+        self._together = False
         self._step = -1
+        self._drawn_before = 0
         self._progress: dict[str, Any] = {}
 
     def setup(
@@ -56,7 +61,10 @@ class InterruptCheckpoint(lightning.Callback):
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
-        self._asked, self._alone = None, trainer.world_size == 1
+        self._asked, self._alone, self._together = None, trainer.world_size == 1, False
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, ReplayDataModule):  # more than steps after more processes than now
+            self._drawn_before = data.position - trainer.global_step
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         if trainer.ckpt_path is None and not trainer.global_step:
@@ -69,7 +77,8 @@ class InterruptCheckpoint(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if trainer.strategy.reduce_boolean_decision(self._asked is not None, all=False):
+        if any(gather(self._asked)):  # all processes stop before the same step
+            self._together = True
             raise KeyboardInterrupt
         if isinstance(pl_module, Algorithm):
             self._step, self._progress = trainer.global_step, copy.deepcopy(pl_module.progress())
@@ -86,7 +95,8 @@ class InterruptCheckpoint(lightning.Callback):
         exception: BaseException,
     ) -> None:
         told = isinstance(exception, KeyboardInterrupt)
-        if (told or isinstance(exception, StoppedRun)) and trainer.optimizers:
+        saves = self._together or (self._alone and (told or isinstance(exception, StoppedRun)))
+        if saves and trainer.optimizers:
             # Lightning ignores Ctrl-C from here on; a second one should still end this
             self._handle(signal.SIGINT, signal.default_int_handler)
             try:
@@ -103,7 +113,8 @@ class InterruptCheckpoint(lightning.Callback):
             module.restore_progress(self._progress)  # the batch is made again
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, ReplayDataModule):
-            data.position = trainer.global_step  # a batch already handed out is drawn again
+            # a batch already handed out is drawn again
+            data.position = self._drawn_before + trainer.global_step
         path = self._path(trainer)
         trainer.save_checkpoint(path)
         log.info("interrupted at step %d; continue with --ckpt_path %s", trainer.global_step, path)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import lightning
 import numpy as np
-from tqdm.auto import tqdm
 
 from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.callbacks.ahead import Ahead, check_ahead
+from nlac_lightning.callbacks.collection import Jobs, Played, Totals, collect
 from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.distributed import barrier, gather, rank, sums, world_size
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.failures import FailureWatch
+from nlac_lightning.interrupts import whole
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
+from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.codec import clean
-from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,10 @@ class RolloutCallback(lightning.Callback):
     Episodes are committed to the buffer as they end. Which tasks are played, and every draw in
     them, follows from ``seed`` and the number of episodes that the buffer has ever held, so a
     resumed run plays the same ones.
+
+    With several processes each plays its part of the tasks. Into a shared buffer the episodes are
+    committed at the end, in the order of the processes, so that it does not depend on their speed;
+    with ``data.buffer_per_process`` each keeps its own.
 
     Args:
         initial_episodes: episodes that the buffer must have held before the first gradient step.
@@ -49,6 +56,10 @@ class RolloutCallback(lightning.Callback):
         fresh: empty the buffer at the start of a run that does not resume a checkpoint.
         max_failures: share of the newest 32 episodes, in (0, 1], that may fail (environment, user
             or engine raise, hang or drop); more stop the run with the reason.
+        ahead: play the later collections while the model trains on. One that begins at a gradient
+            step joins the buffer at the next one that is due, so its policy is ``every_n_steps``
+            steps old (logged as ``rollout/staleness``); a checkpoint waits for it. Needs an engine
+            in another process (``model.compute.generation``); refused for on-policy algorithms.
     """
 
     def __init__(
@@ -64,6 +75,7 @@ class RolloutCallback(lightning.Callback):
         seed: int = 0,
         fresh: bool = True,
         max_failures: float = 0.5,
+        ahead: bool = False,
     ) -> None:
         require_positive("rollout.initial_episodes", initial_episodes, zero=True)
         require_positive("rollout.episodes", episodes, zero=True)
@@ -86,8 +98,10 @@ class RolloutCallback(lightning.Callback):
         self.initial_exploration = initial_exploration or Exploration()
         self.exploration = exploration or Exploration()
         self.limits = limits or RolloutLimits()
+        self.ahead = ahead
+        self._running: Ahead | None = None
         self._plan: RolloutPlan | None = None
-        self._mark: int | None = None
+        self._marks: list[int] | None = None
         self._resumed = False
         self._tasks: list[Task] = []
         self._paths: dict[str, tuple[str, ...]] = {}
@@ -104,12 +118,17 @@ class RolloutCallback(lightning.Callback):
         self._plan = module.rollout_plan
         if self._plan is not None:
             self._follow(self._plan)
+        if self.ahead:
+            check_ahead(module)
         buffer = data.open_buffer(codec=module.roles.codec.fingerprint)
-        if self._mark is not None:
-            buffer.truncate(self._mark)
+        if not data.prepares_buffer:
+            pass
+        elif self._marks is not None:
+            buffer.truncate(data.own_mark(self._marks))
         elif self.fresh and not self._resumed and self.episodes and buffer.high_water_mark:
             log.info("a new run: %d old episodes leave %s", buffer.num_episodes, buffer.path)
             buffer.truncate(0)
+        barrier()
         self._tasks = list(data.env.tasks("train"))
         if not self._tasks and (self.episodes or self.initial_episodes):
             raise ConfigError("data.env", "it has no training tasks", "choose another environment")
@@ -133,11 +152,14 @@ class RolloutCallback(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         data, _ = _parts(trainer, pl_module)
-        missing = self.initial_episodes - data.buffer.high_water_mark
+        missing = self.initial_episodes - sum(data.marks())
+        if self._resumed and self._marks is None:  # stopped in them; their episodes are kept
+            self.turns = sum(data.turns())
         if self._plan is not None and not self._resumed:  # what a kept file holds is not ours
             missing = self._plan.episodes
         if missing > 0:
-            played = set(data.buffer.seeds())  # those of a run that was killed meanwhile
+            # those of a run that was killed meanwhile
+            played = {seed for part in gather(data.buffer.seeds()) for seed in part}
             fresh = (n for n in itertools.count() if self._seed(n) not in played)
             numbers = list(itertools.islice(fresh, missing))
             self._collect(trainer, pl_module, numbers, self.initial_exploration, show=True)
@@ -155,14 +177,59 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         self._after_step(trainer, pl_module)
 
+    def on_train_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        self._join(trainer, pl_module)
+
     def _after_step(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        if self.episodes and trainer.global_step % self.every_n_steps == 0:
-            mark = _parts(trainer, pl_module)[0].buffer.high_water_mark
-            self._unfinished = {"mark": mark, "state": self.state_dict()}
-            first = range(mark, mark + self.episodes)
-            self._collect(trainer, pl_module, first, self.exploration)
-            self._unfinished = None
+        data, module = _parts(trainer, pl_module)
+        due = self.episodes and trainer.global_step % self.every_n_steps == 0
+        if due and self.ahead:
+            for episode in self._join(trainer, pl_module):
+                self._watch.see(episode)
+            self._running = Ahead(
+                *self._begin(data, module, self._next(data), self.exploration), module
+            )
+        elif due:
+            self._unfinished = {"marks": data.marks(), "state": self.state_dict()}
+            self._collect(trainer, pl_module, self._next(data), self.exploration)
         self._done = trainer.global_step
+        self._unfinished = None
+
+    def _next(self, data: ReplayDataModule) -> Sequence[int]:
+        """Numbers of the episodes of the next collection."""
+        first = sum(data.marks())
+        return range(first, first + self.episodes)
+
+    def _join(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> Sequence[Episode]:
+        """Commit what was played ahead, once it has ended."""
+        if self._running is None:
+            return ()
+        data, module = _parts(trainer, pl_module)
+        age = module.backbone.versions["online"] - self._running.version
+        played = self._running.wait()
+        with whole():
+            data.buffer.append_many(played.episodes)
+            self._running = None
+            self._report(trainer, played, {"rollout/staleness": float(age)})
+        return played.episodes
+
+    def _begin(
+        self,
+        data: ReplayDataModule,
+        module: Algorithm,
+        numbers: Sequence[int],
+        exploration: Exploration,
+    ) -> tuple[Rollout, Jobs]:
+        """A rollout, and this process's part of the tasks."""
+        barrier()  # all know where to begin before any episode is added
+        # what several processes or another thread find is put together when they are done
+        paths = dict(self._paths) if self.ahead or world_size() > 1 else self._paths
+        rollout = Rollout(data.env, module.roles, self.limits, exploration, paths)
+        return rollout, [self._job(number) for number in numbers][rank() :: world_size()]
 
     def _collect(
         self,
@@ -173,55 +240,41 @@ class RolloutCallback(lightning.Callback):
         show: bool = False,
     ) -> None:
         data, module = _parts(trainer, pl_module)
-        jobs = [self._job(number) for number in numbers]
-        rollout = Rollout(data.env, module.roles, self.limits, exploration, self._paths)
-        began = time.perf_counter()
-        rewards = []
-        with tqdm(total=len(jobs), desc="rollouts", disable=not show, leave=False) as bar:
-            collections = 0
-            while jobs:
-                collections += 1
-                for episode in rollout.play(
-                    jobs, ModelActor(module.roles, module.generator), bar.update
-                ):
-                    data.buffer.append(episode)
-                    rewards.append(episode.total_reward)
-                    self.turns += len(episode.turns)
-                    self._watch.see(episode)
-                jobs = self._again(data.buffer, collections)
-        seconds = time.perf_counter() - began
-        turns = max(rollout.counts["turns"], 1)
-        scalars = {
-            "rollout/success": float(np.mean([r > 0 for r in rewards])) if rewards else 0.0,
-            "rollout/turns": turns / max(len(rewards), 1),
-            "rollout/invalid": rollout.counts["invalid"] / turns,
-            "rollout/explored": rollout.counts["explored"] / turns,
-            "rollout/seconds": seconds,
-            # what the algorithm itself plays while it trains is paid for as well
-            "env/episodes": float(data.buffer.high_water_mark + module.counts["branch_episodes"]),
-            "env/turns": float(self.turns + module.counts["branch_turns"]),
-        }
-        for name in (
-            "reset_error",
-            "cut_off",
-            "end/env_error",
-            "end/user_failed",
-            "end/policy_failed",
-            "end/token_limit",
-            "end/time_limit",
-        ):
-            if rollout.counts[name]:
-                scalars[f"rollout/{name.removeprefix('end/')}"] = float(rollout.counts[name])
-        for logger in trainer.loggers:
-            logger.log_metrics(scalars, step=trainer.global_step)
-        if show:
+        shown = show and trainer.is_global_zero
+        rollout, jobs = self._begin(data, module, numbers, exploration)
+
+        def again(rounds: int) -> Jobs:
+            return self._again(data.buffer, rounds)
+
+        played = collect(data, module, rollout, jobs, again, self._watch, shown)
+        scalars = self._report(trainer, played)
+        if shown:
             log.info(
-                "collected %d episodes (%d turns, %.0f%% successful) in %.0f s",
-                len(rewards),
-                turns,
+                "collected %.0f episodes (%.1f turns each, %.0f%% successful) in %.0f s",
+                scalars["rollout/episodes"],
+                scalars["rollout/turns"],
                 100 * scalars["rollout/success"],
-                seconds,
+                played.seconds,
             )
+
+    def _report(
+        self, trainer: lightning.Trainer, played: Played, more: dict[str, float] | None = None
+    ) -> dict[str, float]:
+        """Put together what all processes played, and log it."""
+        data, module = _parts(trainer, trainer.lightning_module)
+        totals = Totals.of(played, self._paths)
+        self.turns += totals.turns
+        self._paths |= totals.paths
+        branches = sums(gather(dict(module.counts)))
+        scalars = totals.scalars() | {
+            "rollout/seconds": played.seconds,
+            # what the algorithm itself plays while it trains is paid for as well
+            "env/episodes": sum(data.marks()) + branches.get("branch_episodes", 0.0),
+            "env/turns": self.turns + branches.get("branch_turns", 0.0),
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars | (more or {}), step=trainer.global_step)
+        return scalars
 
     def _again(self, buffer: ReplayBuffer, collections: int) -> list[tuple[Task, int]]:
         """Further tasks to play with the same policy, until enough groups tell actions apart."""
@@ -267,12 +320,15 @@ class RolloutCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
-        mark = None  # before and in the first collection: a continued run keeps what is there
+        if self._running is not None:  # a resumed run then begins where this one goes on
+            self._join(trainer, pl_module)
+            checkpoint["callbacks"][self.state_key] = self.state_dict()
+        marks = None  # before and in the first collection: a continued run keeps what is there
         if self._unfinished is not None:
-            mark = self._unfinished["mark"]
+            marks = self._unfinished["marks"]
         elif self._done is not None:
-            mark = _parts(trainer, pl_module)[0].buffer.high_water_mark
-        checkpoint["replay_high_water_mark"] = mark
+            marks = _parts(trainer, pl_module)[0].marks()
+        checkpoint["replay_high_water_marks"] = marks
 
     def on_load_checkpoint(
         self,
@@ -281,7 +337,7 @@ class RolloutCallback(lightning.Callback):
         checkpoint: dict[str, Any],
     ) -> None:
         self._resumed = True
-        self._mark = checkpoint.get("replay_high_water_mark")
+        self._marks = checkpoint.get("replay_high_water_marks")
 
 
 def _parts(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,15 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from nlac_lightning import tree_attention
+from nlac_lightning.distributed import gather
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
-from nlac_lightning.export import read_adapter
+from nlac_lightning.export import read_adapter, write_folder
 from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.models import load_model, load_tokenizer, pick_dtype
 from nlac_lightning.prefix_tree import PackedTree
+from nlac_lightning.sharding import Shards, held, plain_name
+from nlac_lightning.tree_attention import Block
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,17 @@ class BackboneConfig:
         require_choice("model.backbone.quantization", self.quantization, ("none", "nf4"))
 
 
+def lora_config(config: BackboneConfig) -> LoraConfig:
+    """PEFT's settings of both adapters."""
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=config.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
 class Backbone(nn.Module):
     """The language model that plays all roles.
 
@@ -87,15 +102,12 @@ class Backbone(nn.Module):
             trust_remote_code=config.trust_remote_code,
         )
         base.requires_grad_(False)
+        self._reads_blocks = base.config._attn_implementation == "sdpa"
+        if self._reads_blocks:
+            base.set_attn_implementation(tree_attention.NAME)
         if device.type == "cpu" and config.quantization == "none":
             _store_for_small_batches(base)
-        lora = LoraConfig(
-            r=config.lora_r,
-            lora_alpha=config.lora_alpha,
-            lora_dropout=config.lora_dropout,
-            target_modules=config.target_modules,
-            task_type="CAUSAL_LM",
-        )
+        lora = lora_config(config)
         try:
             self.model = get_peft_model(base, lora, adapter_name="online")
         except ValueError as error:
@@ -115,6 +127,49 @@ class Backbone(nn.Module):
             self._begin_with(Path(config.init_adapter))
         self.versions = dict.fromkeys(ADAPTERS, 0)
         self.copy_online_to_target()
+        self._shards: Shards | None = None
+        self._whole = False
+
+    def shard(self, shard: Callable[[nn.Module, set[nn.Parameter]], Shards]) -> None:
+        """Spread the base's decoder layers over the processes, as ``shard`` does it.
+
+        Adapters, embedding and head stay whole on each process.
+
+        Raises:
+            ConfigError: the base is quantised; 4-bit weights cannot be sharded.
+        """
+        if self.config.quantization != "none":
+            raise ConfigError(
+                "model.backbone.quantization",
+                "a 4-bit base cannot be sharded",
+                "use none, or configs/strategy/ddp.yaml",
+            )
+        adapters = {p for a in ("online", "target") for p in self.adapter_parameters(a).values()}
+        self._shards = shard(self._decoder, adapters)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Hold a sharded base unsharded on each process inside; otherwise do nothing.
+
+        All processes enter and leave together. Inside, forward passes without gradients exchange
+        nothing, so that each process may make as many as it needs: generation and rollouts.
+        """
+        if self._whole or self._shards is None:
+            yield
+            return
+        self._whole = True
+        try:
+            with held(self._shards):
+                yield
+        finally:
+            self._whole = False
+
+    def rounds(self, passes: int) -> int:
+        """How many training passes this process makes to keep in step with the others.
+
+        A sharded base is exchanged in each pass, so all make as many as the busiest one.
+        """
+        return max(gather(passes)) if self._shards is not None else passes
 
     @torch.no_grad()
     def _begin_with(self, path: Path) -> None:
@@ -153,10 +208,21 @@ class Backbone(nn.Module):
         """Parameters of an adapter; keys are equal for ``online`` and ``target``."""
         marker = f".{adapter}."
         return {
-            name.replace(marker, "."): parameter
+            plain_name(name).replace(marker, "."): parameter
             for name, parameter in self.model.named_parameters()
             if marker in name
         }
+
+    def write_adapter(self, adapter: str, out: Path) -> None:
+        """Write an adapter as a plain PEFT folder; OSError if it cannot be written."""
+        lora = lora_config(self.config)
+        lora.target_modules = self.model.peft_config[adapter].target_modules
+        lora.inference_mode = True
+        weights = {
+            name: value.detach().cpu().contiguous()
+            for name, value in self.adapter_parameters(adapter).items()
+        }
+        write_folder(lora, weights, out)
 
     @torch.no_grad()
     def copy_online_to_target(self, tau: float = 1.0) -> None:
@@ -195,16 +261,26 @@ class Backbone(nn.Module):
             tree: see :mod:`nlac_lightning.prefix_tree`.
             cache: keys and values of ``tree.cached`` tokens; it is extended by the new ones.
         """
+        blocks = tuple(block.to(self.device) for block in tree.blocks) if self._reads_blocks else ()
         return self._run(
-            tree.input_ids[None], tree.position_ids[None], tree.mask[None, None], cache
+            tree.input_ids[None], tree.position_ids[None], tree.mask[None, None], cache, blocks
         )[0]
 
     def forward_step(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """Hidden states [b, t, d] of a batch that continues ``cache``; mask [b, t, kv] bool."""
         return self._run(ids, positions, mask[:, None], cache)
 
-    def _run(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None) -> Tensor:
+    def _run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache | None,
+        blocks: tuple[Block, ...] = (),
+    ) -> Tensor:
         extra: dict[str, Any] = {"cache": cache, "use_cache": True} if cache is not None else {}
+        if blocks:
+            extra["tree_blocks"] = blocks
         return self._decoder(
             input_ids=ids.to(self.device),
             position_ids=positions.to(self.device),

@@ -1,4 +1,4 @@
-"""The small commands: ``nlac replay | roles | plot | compare | export | serve``."""
+"""The small commands: ``nlac replay | roles | plot | compare | export | serve | doctor``."""
 
 from __future__ import annotations
 
@@ -147,6 +147,17 @@ def serve(arguments: list[str]) -> None:
         server.serve_forever()
 
 
+def doctor(arguments: list[str]) -> None:
+    """``nlac doctor [--config ...]``: this machine, and what a config will cost on it."""
+    from nlac_lightning.cli import with_config_paths
+    from nlac_lightning.doctor import report
+
+    if arguments and arguments[0] in ("-h", "--help"):
+        print("usage: nlac doctor [--config FILE ...] [--KEY VALUE ...]\n\n" + str(doctor.__doc__))
+        return
+    print(report(with_config_paths(arguments)))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "replay": replay,
     "plot": plot,
@@ -154,4 +165,5 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "export": export,
     "roles": roles,
     "serve": serve,
+    "doctor": doctor,
 }

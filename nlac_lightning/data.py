@@ -13,6 +13,7 @@ import lightning
 from torch.utils.data import DataLoader, Dataset
 
 from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.distributed import gather, rank, world_size
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.replay.buffer import Key, ReplayBuffer
@@ -47,6 +48,9 @@ class ReplayDataModule(lightning.LightningDataModule):
         val_tasks, test_tasks: number of tasks of the split to evaluate on; None means all.
         eval_batch_size: tasks per evaluation batch, that is, episodes played side by side.
         num_workers: processes that read transitions ahead; 0 reads them in the main process.
+        buffer_per_process: with several processes, each keeps a buffer of its own (the file's name
+            gets its number), for machines that share no disk; otherwise all share one file on one
+            machine.
         exclude_reasons: episodes that ended so stay in the buffer but are never trained on; by
             default those that ended because environment, user or engine failed.
 
@@ -71,6 +75,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         num_workers: int = 0,
         seed: int = 0,
         exclude_reasons: Sequence[str] = FAILURES,
+        buffer_per_process: bool = False,
     ) -> None:
         super().__init__()
         require_positive("data.capacity", capacity)
@@ -87,7 +92,7 @@ class ReplayDataModule(lightning.LightningDataModule):
             if size is not None:
                 require_positive(f"data.{name}", size)
         self.env = env
-        self.capacity = capacity
+        self.capacity, self.buffer_per_process = capacity, buffer_per_process
         self.position = 0
         """Batches handed to the trainer so far; the next one is drawn for this number."""
         self._path = buffer
@@ -130,7 +135,39 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     def buffer_path(self, root: str | Path) -> Path:
         """The buffer's file, for a trainer whose ``default_root_dir`` is ``root``."""
-        return Path(self._path) if self._path is not None else Path(root, "replay.sqlite")
+        path = Path(self._path) if self._path is not None else Path(root, "replay.sqlite")
+        return path.with_stem(f"{path.stem}.{rank()}") if self.buffer_per_process else path
+
+    def marks(self) -> list[int]:
+        """How many episodes each of the run's buffers has ever held."""
+        return self._of_each_buffer(self.buffer.high_water_mark)
+
+    def turns(self) -> list[int]:
+        """How many turns each of the run's buffers holds."""
+        return self._of_each_buffer(len(self.buffer))
+
+    def _of_each_buffer(self, own: int) -> list[int]:
+        return gather(own) if self.buffer_per_process else [own]
+
+    def own_mark(self, marks: Sequence[int]) -> int:
+        """This process's of a checkpoint's :meth:`marks`.
+
+        Raises:
+            ConfigError: the checkpoint's run had another number of buffers.
+        """
+        here = world_size() if self.buffer_per_process else 1
+        if len(marks) != here:
+            raise ConfigError(
+                "data.buffer_per_process",
+                f"the checkpoint's run had {len(marks)} buffers, this one has {here}",
+                "continue with as many processes and the same setting",
+            )
+        return marks[rank() if self.buffer_per_process else 0]
+
+    @property
+    def prepares_buffer(self) -> bool:
+        """Whether this process brings its buffer to the state of a checkpoint."""
+        return self.buffer_per_process or rank() == 0
 
     def setup(self, stage: str) -> None:
         """Open the buffer before training, so that a wrong file fails at once."""
@@ -172,11 +209,14 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, for the checkpoint."""
-        return {"position": self.position}
+        world = self.trainer.world_size if self.trainer else 1
+        return {"position": self.position, "world_size": world}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the checkpoint's position."""
-        self.position = state_dict["position"]
+        world = self.trainer.world_size if self.trainer else 1
+        drawn = state_dict["position"] * state_dict.get("world_size", 1)
+        self.position = -(-drawn // world)  # the batches of all processes are behind us
 
     def _epoch_length(self) -> int:
         if self._batches_per_epoch is not None:

@@ -43,9 +43,7 @@ def export_adapter(checkpoint: Path, out: Path, adapter: Literal["online", "targ
         inference_mode=True,
     )
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        config.save_pretrained(str(out))
-        save_file(weights, out / "adapter_model.safetensors", metadata={"format": "pt"})
+        write_folder(config, weights, out)
     except OSError as error:
         raise ConfigError(
             str(out), f"cannot be written ({error})", "name another folder"
@@ -54,6 +52,13 @@ def export_adapter(checkpoint: Path, out: Path, adapter: Literal["online", "targ
         f"{adapter} adapter of {facts['base']} ({len(weights)} tensors) written to {out}\n"
         f"load it: peft.PeftModel.from_pretrained(base_model, '{out}')"
     )
+
+
+def write_folder(config: LoraConfig, weights: dict[str, Tensor], out: Path) -> None:
+    """Write an adapter as a PEFT folder, which is created if missing; OSError if it cannot be."""
+    out.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(str(out))
+    save_file(weights, out / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def read_adapter(path: Path) -> tuple[float, dict[str, Tensor]]:

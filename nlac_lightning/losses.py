@@ -1,7 +1,10 @@
 """Loss functions: pure tensors in, scalars or per-token values out.
 
 Logits exist only for the positions that carry a loss, and only a chunk of them at a time: each
-chunk is recomputed in the backward pass, so memory is ``chunk x vocabulary`` whatever the batch.
+chunk is recomputed in the backward pass, so memory is a few times ``chunk x vocabulary`` whatever
+the batch. Measured on a CPU with the 151,936 tokens of Qwen2.5: 3.4 float32 tensors of that shape
+at the peak of :func:`token_nll` and 5.2 of :func:`token_kl`, so 2.1 and 3.2 GB for a full chunk of
+1,024 positions.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def load_model(
         bnb_4bit_compute_dtype=dtype,
     )
     source = resolve(name, cache_dir)
-    with _load_errors(name, source):
+    with load_errors(name, source):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
@@ -134,7 +134,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; arguments and errors as in :func:`load_model`."""
     source = resolve(name, cache_dir)
-    with _load_errors(name, source):
+    with load_errors(name, source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
 
 
@@ -166,7 +166,7 @@ def _cpu_has_bf16() -> bool:
 
 
 @contextmanager
-def _load_errors(name: str, source: str) -> Iterator[None]:
+def load_errors(name: str, source: str) -> Iterator[None]:
     """Turn whatever transformers raises about a model's files into one :class:`ConfigError`."""
     try:
         yield

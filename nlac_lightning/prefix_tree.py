@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nlac_lightning.tree_attention import Block, make_blocks
+
 
 @dataclass(frozen=True)
 class PackedTree:
@@ -26,6 +28,7 @@ class PackedTree:
         mask: [new, cached + new] bool, True where a token may attend.
         paths: for each sequence, the indices of its tokens among the cached + new ones.
         cached: number of tokens whose keys and values are given.
+        blocks: the mask as blocks, where that saves work; else empty.
     """
 
     input_ids: Tensor
@@ -33,6 +36,7 @@ class PackedTree:
     mask: Tensor
     paths: list[Tensor]
     cached: int = 0
+    blocks: tuple[Block, ...] = ()
 
     def rows(self, sequence: int, start: int, end: int) -> Tensor:
         """Indices among the new tokens of ``start`` to ``end`` (exclusive) of a sequence."""
@@ -92,6 +96,9 @@ def pack_tree(
         mask=mask,
         paths=[torch.from_numpy(path) for path in paths],
         cached=num_cached,
+        blocks=make_blocks(
+            [(start, end, torch.from_numpy(head)) for start, end, head in blocks], num_cached, size
+        ),
     )
 
 

@@ -95,7 +95,8 @@ def test_zero_positions_have_no_loss_but_a_graph(head: nn.Linear) -> None:
         assert empty.grad is not None
 
 
-def test_logits_exist_for_a_chunk_at_a_time_only() -> None:
+@pytest.mark.parametrize("kind", ["nll", "kl"])
+def test_logits_exist_for_a_chunk_at_a_time_only(kind: str) -> None:
     rows = []
 
     def head(hidden: Tensor) -> Tensor:
@@ -103,5 +104,9 @@ def test_logits_exist_for_a_chunk_at_a_time_only() -> None:
         return hidden.repeat(1, 2)
 
     hidden = states(9)
-    token_nll(hidden, head, torch.zeros(N, dtype=torch.long), chunk=2).sum().backward()
-    assert max(rows) == 2 and sum(rows) == 2 * N  # each chunk again in the backward pass
+    if kind == "nll":
+        token_nll(hidden, head, torch.zeros(N, dtype=torch.long), chunk=2).sum().backward()
+    else:
+        token_kl(states(10), hidden, head, chunk=2).sum().backward()
+    heads = 1 if kind == "nll" else 2  # the teacher's logits are made chunk by chunk as well
+    assert max(rows) == 2 and sum(rows) == 2 * N * heads  # each again in the backward pass

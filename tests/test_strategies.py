@@ -5,28 +5,49 @@ from pathlib import Path
 import bitsandbytes as bnb
 import pytest
 import torch
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import nn
 from torch.nn import functional as F
 
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.configs_path import CONFIGS, packaged_configs
+from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.lightning_cli import NLACCommandLine
+from nlac_lightning.sharding import WholeAdapters, check_strategy
+
+SEVERAL = ("strategy/ddp", "strategy/fsdp", "strategy/fsdp2")
 
 
 @pytest.mark.parametrize("overlay", [n for n in packaged_configs() if n.startswith("strategy/")])
 def test_overlays_fit_the_quickstart(overlay: str, tmp_path: Path) -> None:
     files = [str(CONFIGS / f"{name}.yaml") for name in ("quickstart", overlay)]
     paths = [word for file in files for word in ("--config", file)]
+    if overlay == "strategy/fsdp":  # for GPUs
+        paths += ["--trainer.accelerator", "cpu"]
+    # that two processes train is test_distributed's
     line = NLACCommandLine.run_from(
         [*paths, "--trainer.default_root_dir", str(tmp_path)], run=False
     )
     config = line.model.backbone_config  # type: ignore[attr-defined]
     assert config.name == "smollm2-135m-instruct", "the overlay replaces nothing else"
     assert config.quantization == ("nf4" if overlay == "strategy/qlora" else "none")
-    assert line.trainer.num_devices == 1
+    assert line.trainer.num_devices == (2 if overlay in SEVERAL else 1)
+    assert isinstance(line.trainer.strategy, WholeAdapters) == (overlay in SEVERAL[1:])
+
+
+def test_a_4_bit_base_cannot_be_sharded(tiny_llama_path: str) -> None:
+    backbone = Backbone(BackboneConfig(tiny_llama_path, quantization="nf4", dtype="float32"))
+    with pytest.raises(ConfigError, match=r"backbone\.quantization"):
+        backbone.shard(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", [ModelParallelStrategy, FSDPStrategy])
+def test_strategies_that_shard_the_adapters_are_refused(strategy: type[Strategy]) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.strategy.*ShardedBaseStrategy"):
+        check_strategy(strategy())
 
 
 def test_a_qlora_step_equals_that_of_the_dequantised_base(tiny_llama_path: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,21 @@ from nlac_lightning.algorithms.skipped import SkippedSteps
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.checkpoint import SafeCheckpointIO
 from nlac_lightning.critic import Critic
+from nlac_lightning.distributed import (
+    add_gradients,
+    broadcast,
+    gather,
+    means,
+    rank,
+    sums,
+)
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
 from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.generation.vllm import VLLMGenerator
+from nlac_lightning.generation.vllm_engines import GenerationConfig
 from nlac_lightning.interrupts import whole
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.replay.buffer import ReplayBuffer
@@ -38,6 +48,12 @@ from nlac_lightning.report.evaluation import (
 )
 from nlac_lightning.roles.roles import Roles, RolesConfig
 from nlac_lightning.rollout import Actor, ModelActor
+from nlac_lightning.sharding import (
+    WholeAdapters,
+    check_strategy,
+    own_gradient_exchange,
+    plain_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +111,8 @@ class ComputeConfig:
     """Completions that are generated side by side."""
     cache_tokens: int = 20_000
     """Tokens of prefixes whose keys and values are kept, per adapter."""
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    """Which engine writes the texts."""
 
     def __post_init__(self) -> None:
         for name in ("train_pack_tokens", "prefill_pack_tokens", "decode_rows", "cache_tokens"):
@@ -137,7 +155,7 @@ class Algorithm(lightning.LightningModule):
         self.evaluation_config = evaluation or EvaluationConfig()
         self.backbone: Backbone
         self.roles: Roles
-        self.generator: InProcessGenerator
+        self.generator: InProcessGenerator | VLLMGenerator
         self.critic: Critic
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = defaultdict(float)
@@ -161,13 +179,31 @@ class Algorithm(lightning.LightningModule):
         if self.env is not None:
             self.env.meet(self.roles.codec.chat_template)
         compute = self.compute_config
-        self.generator = InProcessGenerator(
-            self.backbone, compute.decode_rows, compute.prefill_pack_tokens, compute.cache_tokens
-        )
+        if compute.generation.engine == "in_process":
+            self.generator = InProcessGenerator(
+                self.backbone,
+                compute.decode_rows,
+                compute.prefill_pack_tokens,
+                compute.cache_tokens,
+            )
+        else:
+            self.generator = VLLMGenerator(self.backbone, compute.generation)
         self.critic = self.make_critic()
         attach = getattr(getattr(self.env, "user", None), "attach", None)
         if attach is not None:  # a simulated user may share the frozen base
             attach(self.generator, self.backbone.tokenizer)
+        for adapter in ("online", "target"):
+            broadcast([p.data for p in self.backbone.adapter_parameters(adapter).values()])
+        strategy = self.trainer.strategy if self._trainer is not None else None
+        if strategy is not None:
+            check_strategy(strategy, on_policy=self.rollout_plan is not None)
+        if isinstance(strategy, WholeAdapters):
+            self.backbone.to(strategy.root_device)
+            self.backbone.shard(strategy.shard)
+
+    def on_train_start(self) -> None:
+        """Leave the exchange of gradients to :meth:`gradient_step`."""
+        own_gradient_exchange(self.trainer.strategy)
 
     @property
     def env(self) -> TextEnv | None:
@@ -211,7 +247,7 @@ class Algorithm(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def optimize(self, examples: Sequence[Example]) -> dict[str, float]:
-        """One gradient step on all examples; returns mean losses, gradient norm and step size.
+        """One gradient step on all processes' examples; returns mean losses, norm and step size.
 
         Examples longer than the model's positions are left out (``examples_dropped``).
         """
@@ -240,8 +276,9 @@ class Algorithm(lightning.LightningModule):
             torch.manual_seed(torch.initial_seed() + self.global_step)
             self._loss = torch.zeros((), device=self.backbone.device)
             metrics = backward()
+        empty = not add_gradients(p for p in self.parameters() if p.requires_grad)
         norm = self._clip(self.optimizer_config.clip_norm)
-        why = self._why_skipped(norm)
+        why = self._why_skipped(norm, empty)
         with whole():
             if why:
                 self.counts["skipped_steps"] += 1
@@ -260,19 +297,23 @@ class Algorithm(lightning.LightningModule):
         self._loss = self._loss + loss.detach()  # a loss that is nan or inf stays so
         super().manual_backward(loss, *args, **kwargs)
 
-    def _why_skipped(self, norm: Tensor) -> str | None:
-        """Why this step should change nothing, or None; all processes say the same."""
-        empty = all(p.grad is None for p in self.parameters())
+    def _why_skipped(self, norm: Tensor, empty: bool) -> str | None:
+        """Why this step should change nothing, or None; all processes say the same.
+
+        Args:
+            norm: of the gradient, summed over the processes.
+            empty: no process has a gradient.
+        """
         wrong = None
         if not torch.isfinite(self._loss):
             wrong = f"loss of {float(self._loss)}"
         elif not torch.isfinite(norm):
             wrong = f"gradient norm of {float(norm)}"
-        agree = self.trainer.strategy.reduce_boolean_decision
-        if agree(wrong is not None, all=False):
-            self._skipped.reason = wrong or "loss or gradient of another process"
+        found = [reason for reason in gather(wrong) if reason is not None]
+        if found:
+            self._skipped.reason = wrong or f"{found[0]} in another process"
             return self._skipped.reason
-        return "nothing to train on" if agree(empty, all=True) else None
+        return "nothing to train on" if empty else None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         folder = Path(self.trainer.default_root_dir, "skipped")
@@ -285,13 +326,16 @@ class Algorithm(lightning.LightningModule):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def log_step(self, metrics: dict[str, float], batch_size: int) -> None:
-        """Log scalars of a training step under ``train/``, with the costs so far."""
-        values = {f"train/{name}": float(value) for name, value in metrics.items()}
-        values |= {f"count/{name}": float(n) for name, n in self.counts.items()}
-        values["gen/tokens"] = float(self.generator.counts["generated_tokens"])
-        values["gen/prefilled_tokens"] = float(self.generator.counts["prefilled_tokens"])
-        values["gen/too_long"] = float(self.generator.counts["too_long"])
-        values["gen/prompt_tokens"] = float(self.generator.counts["prompt_tokens"])
+        """Log scalars of a training step under ``train/``, with the costs so far.
+
+        Metrics are means over the processes, counts their sums.
+        """
+        values = {f"train/{name}": float(n) for name, n in means(gather(metrics)).items()}
+        counts, costs = sums(gather(dict(self.counts))), sums(gather(dict(self.generator.counts)))
+        values |= {f"count/{name}": n for name, n in counts.items()}
+        values["gen/tokens"] = costs.get("generated_tokens", 0.0)
+        for name in ("prefilled_tokens", "prompt_tokens", "too_long"):
+            values[f"gen/{name}"] = costs.get(name, 0.0)
         self.log_dict(values, batch_size=batch_size)
 
     def on_validation_epoch_start(self) -> None:
@@ -299,11 +343,12 @@ class Algorithm(lightning.LightningModule):
 
     def validation_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with the trained policy."""
-        self._episodes += self.evaluator().play(batch, "online", "trained")
+        with self.backbone.whole():
+            self._episodes += self.evaluator().play(batch, "online", "trained")
 
     def on_validation_epoch_end(self) -> None:
         result = EvaluationResult(
-            "trained", "val", self._episodes, self.env.name if self.env else ""
+            "trained", "val", _all_episodes(self._episodes), self.env.name if self.env else ""
         )
         self.log_dict(scalars(result, "val"))
 
@@ -313,16 +358,23 @@ class Algorithm(lightning.LightningModule):
     def test_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with each tested policy, and again what failed, if configured."""
         evaluator = self.evaluator()
-        for policy, adapter in self.tested().items():
-            for label, records in evaluator.play_with_retries(batch, policy, self.actor(adapter)):
-                self._tested.setdefault(label, []).extend(records)
+        with self.backbone.whole():
+            for policy, adapter in self.tested().items():
+                actor = self.actor(adapter)
+                for label, records in evaluator.play_with_retries(batch, policy, actor):
+                    self._tested.setdefault(label, []).extend(records)
 
     def on_test_epoch_end(self) -> None:
         env = self.env.name if self.env else ""
-        results = [EvaluationResult(p, "test", e, env) for p, e in self._tested.items()]
+        results = [
+            EvaluationResult(p, "test", _all_episodes(e), env) for p, e in self._tested.items()
+        ]
         folder = evaluation_folder(self.trainer)
         for result in results:
             self.log_dict(scalars(result, f"test/{result.policy}"))
+        if not self.trainer.is_global_zero:
+            return
+        for result in results:
             write_result(folder, result, TRANSCRIPTS)
         lines = [write_comparison(folder, results), "", f"transcripts: {folder}"]
         if "trained" in self._tested and not self.backbone.versions["online"]:
@@ -339,19 +391,29 @@ class Algorithm(lightning.LightningModule):
 
         Plain dictionaries, since Lightning refuses predictions that are frozen dataclasses.
         """
-        return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
+        with self.backbone.whole():
+            return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """What is trained only: the base model is loaded by name and never saved."""
-        whole = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in whole.items() if self._saves(name)}
+        return {
+            plain_name(name): parameter.detach()
+            for name, parameter in self.named_parameters()
+            if self._saves(name)
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Set what :meth:`state_dict` holds; :meth:`on_load_checkpoint` has compared the names."""
+        for name, own in self.state_dict().items():
+            own.copy_(state_dict[name])
 
     def _saves(self, name: str) -> bool:
         return any(part in name for part in self.saved_parameters)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         lora = self.backbone.model.peft_config["online"]
-        targets = lora.target_modules
+        targets, progress = lora.target_modules, self.progress()
         checkpoint["nlac"] = {
             "base": self.backbone_config.name,
             "lora": {
@@ -360,11 +422,13 @@ class Algorithm(lightning.LightningModule):
                 "lora_dropout": lora.lora_dropout,
                 "target_modules": targets if isinstance(targets, str) else sorted(targets),
             },
-            **self.progress(),
+            **progress,
+            "counts": sums(gather(progress["counts"])),
+            "generator": sums(gather(progress["generator"])),
         }
 
     def progress(self) -> dict[str, Any]:
-        """Counters, and what else a step changes beside the weights."""
+        """This process's counters, and what else a step changes beside the weights."""
         return {
             "versions": dict(self.backbone.versions),
             "counts": dict(self.counts),
@@ -397,4 +461,17 @@ class Algorithm(lightning.LightningModule):
                 f"(first difference: {wrong[0]})",
                 "use the checkpoint's own model.backbone settings",
             )
-        self.restore_progress(checkpoint["nlac"])
+        state = dict(checkpoint["nlac"])
+        if rank() > 0:  # its counts are sums over the processes
+            state |= {"counts": {}, "generator": {}}
+        self.restore_progress(state)
+
+
+def _all_episodes(own: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """All processes' episodes; a task that was dealt to two of them to fill up counts once."""
+    played: dict[str, list[EpisodeRecord]] = {}
+    for part in gather(list(own)):
+        new = [record for record in part if record.task_id not in played]
+        for record in new:
+            played.setdefault(record.task_id, []).append(record)
+    return [record for records in played.values() for record in records]

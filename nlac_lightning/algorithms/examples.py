@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from nlac_lightning.backbone import Backbone
+from nlac_lightning.distributed import gather, sums, totals
+from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.losses import token_kl, token_nll
 from nlac_lightning.prefix_tree import pack_tree, split_packs
 
@@ -54,8 +56,13 @@ class Example:
 
 
 def weigh(examples: Sequence[Example], weight: float) -> list[Example]:
-    """Share ``weight`` equally: the sum of their losses is then ``weight`` times the mean."""
-    return [replace(example, weight=weight / len(examples)) for example in examples]
+    """Share ``weight`` equally: the sum of their losses is then ``weight`` times the mean.
+
+    All processes call it together, and the mean is over the examples of all: a process whose
+    backups were dropped does not make its few examples count more.
+    """
+    (count,) = totals(len(examples))
+    return [replace(example, weight=weight / count) for example in examples]
 
 
 def accumulate(
@@ -75,33 +82,52 @@ def accumulate(
         backward: called with each pack's loss.
 
     Returns:
-        The mean loss of each name, in nats per token; ``packed_tokens``, ``example_tokens``.
+        The mean loss of each name over all processes' examples, in nats per token;
+        ``packed_tokens``, ``example_tokens``.
     """
-    sums: dict[str, float] = defaultdict(float)
+    losses_by_name: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    for pack in split_packs([example.ids for example in examples], pack_tokens):
+    teachers = _teacher_states(backbone, examples, pack_tokens)
+    for pack in _packs(backbone, [example.ids for example in examples], pack_tokens):
+        if not pack:
+            with backbone.use("online"):
+                backward(0.0 * backbone.forward_tree(_IDLE).sum())
+            continue
         chosen = [examples[i] for i in pack]
-        teachers = _teacher_states(backbone, chosen, pack_tokens)
         tree = pack_tree([example.ids for example in chosen])
         with backbone.use("online"):
             hidden = backbone.forward_tree(tree)
             losses = []
             for n, example in enumerate(chosen):
                 states = hidden[tree.rows(n, example.start - 1, len(example.ids) - 1)]
-                losses.append((example, states, teachers.get(n)))
+                losses.append((example, states, teachers.get(pack[n])))
             values = _token_losses(backbone, losses)
             loss = torch.stack(
                 [v.mean() * e.weight for (e, _, _), v in zip(losses, values, strict=True)]
             ).sum()
             backward(loss)
         for (example, _, _), value in zip(losses, values, strict=True):
-            sums[example.name] += float(value.detach().mean())
+            losses_by_name[example.name] += float(value.detach().mean())
             counts[example.name] += 1
         counts["packed_tokens"] += len(tree.input_ids)
         counts["example_tokens"] += sum(len(example.ids) for example in chosen)
-    means = {name: total / counts[name] for name, total in sums.items()}
-    tokens = {name: float(counts[name]) for name in ("packed_tokens", "example_tokens")}
+    losses_of_all, counts_of_all = sums(gather(dict(losses_by_name))), sums(gather(dict(counts)))
+    means = {name: value / counts_of_all[name] for name, value in losses_of_all.items()}
+    tokens = {name: counts_of_all.get(name, 0.0) for name in ("packed_tokens", "example_tokens")}
     return means | tokens
+
+
+_IDLE = pack_tree([(0,)])
+"""What a process computes when only others have work left."""
+
+
+def _packs(
+    backbone: Backbone, sequences: Sequence[tuple[int, ...]], pack_tokens: int
+) -> list[list[int]]:
+    """See :func:`split_packs`; empty ones keep a sharded base's processes in step."""
+    packs = list(split_packs(sequences, pack_tokens))
+    rounds = backbone.rounds(len(packs))  # agreed on before the first pass
+    return packs + [[] for _ in range(rounds - len(packs))]
 
 
 def _token_losses(
@@ -142,12 +168,12 @@ def _teacher_states(
     states: dict[int, Tensor] = {}
     training = backbone.model.training
     backbone.model.eval()  # no dropout in what is to be matched
-    for adapter in sorted({e.teacher.adapter for e in examples if e.teacher}):
+    for adapter in ADAPTERS:
         taught = {n: e.teacher for n, e in enumerate(examples) if e.teacher}
         of_adapter = [n for n, teacher in taught.items() if teacher.adapter == adapter]
         sequences = [taught[n].ids for n in of_adapter]
-        for pack in split_packs(sequences, pack_tokens):
-            tree = pack_tree([sequences[i] for i in pack])
+        for pack in _packs(backbone, sequences, pack_tokens):
+            tree = pack_tree([sequences[i] for i in pack]) if pack else _IDLE
             with backbone.use(adapter):
                 hidden = backbone.forward_tree(tree)
             for row, i in enumerate(pack):

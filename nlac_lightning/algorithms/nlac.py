@@ -15,6 +15,7 @@ from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.algorithms.examples import Example, Teacher, weigh
 from nlac_lightning.algorithms.warmup import CriticGate, TargetKind, WarmupConfig
 from nlac_lightning.critic import Critic, CriticSource
+from nlac_lightning.distributed import rank, totals
 from nlac_lightning.envs.base import Message
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import Completion
@@ -135,7 +136,18 @@ class NLAC(Algorithm):
 
     def training_step(self, batch: list[Transition], batch_idx: int) -> None:
         """One iteration: targets for the whole batch, then one gradient step."""
-        seed = self._seed()
+        with self.backbone.whole():
+            examples, metrics = self._targets(batch, self._seed())
+        metrics |= self.optimize(examples)
+        metrics["policy_learns"] = float(self.gate.is_open)
+        metrics["seconds_targets"] = self.seconds["targets"]
+        metrics["seconds_optimize"] = self.seconds["optimize"]
+        self.log_step(metrics, len(batch))
+
+    def _targets(
+        self, batch: list[Transition], seed: int
+    ) -> tuple[list[Example], dict[str, float]]:
+        """Generate what is learned from a batch; also returns what is known of it."""
         metrics: dict[str, float] = {}
         targets: list[CriticTarget | None] = [None] * len(batch)
         self.critic.played.clear()
@@ -154,11 +166,7 @@ class NLAC(Algorithm):
             metrics |= _improvement_metrics(improvements)
         examples += self._guard_examples(batch)
         self.seconds["targets"] += time.perf_counter() - began
-        metrics |= self.optimize(examples)
-        metrics["policy_learns"] = float(self.gate.is_open)
-        metrics["seconds_targets"] = self.seconds["targets"]
-        metrics["seconds_optimize"] = self.seconds["optimize"]
-        self.log_step(metrics, len(batch))
+        return examples, metrics
 
     def _critic_part(self, size: int) -> list[int]:
         """Places in the batch that get a critic target, evenly spread."""
@@ -270,14 +278,16 @@ class NLAC(Algorithm):
     def _policy_examples(
         self, batch: Sequence[Transition], improvements: Sequence[Improvement]
     ) -> list[Example]:
-        """L2 = -log pi_theta(a^r given s), divided by the batch, not by what was distilled.
+        """L2 = -log pi_theta(a^r given s), divided by the batch (of all processes), not by what was
+        distilled.
 
         A step that accepts few actions so moves the policy little. All tokens count alike, as in
         the sum of log-likelihoods, which is divided by the actions' mean length: the mean over each
         action's own tokens would teach short actions best.
         """
         lengths = [len(i.target.ids) for i in improvements if i.target is not None]
-        share = self.loss.policy_weight * len(lengths) / (len(batch) * max(sum(lengths), 1))
+        size, distilled, tokens = totals(len(batch), len(lengths), sum(lengths))
+        share = self.loss.policy_weight * distilled / (size * max(tokens, 1))
         examples = []
         for transition, improvement in zip(batch, improvements, strict=True):
             if improvement.target is not None:
@@ -304,7 +314,7 @@ class NLAC(Algorithm):
                     Example("policy_kl", ids, len(prompt.ids), teacher=Teacher("target", ids))
                 )
             examples += weigh(kept, self.loss.policy_kl)
-        if self.loss.role_replay > 0 and self.critic.played:
+        if self.loss.role_replay > 0:
             kept = [
                 Example("role_replay", ids, start, teacher=Teacher("base", ids))
                 for ids, start in self.critic.played
@@ -323,8 +333,8 @@ class NLAC(Algorithm):
         )
 
     def _seed(self) -> int:
-        """A seed of this step alone, so that a resumed run draws the same texts."""
-        return (self.seed * 1_000_003 + self.global_step) * 1_000_003 + 17
+        """A seed of this step and process alone, so that a resumed run draws the same texts."""
+        return (self.seed * 1_000_003 + self.global_step) * 1_000_003 + 17 + rank() * 2**40
 
     def progress(self) -> dict[str, Any]:
         return super().progress() | {"gate": self.gate.state_dict()}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.algorithms.examples import Example
+from nlac_lightning.distributed import totals
 from nlac_lightning.errors import require_choice, require_positive
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Transition
@@ -76,5 +77,5 @@ class RFT(Algorithm):
                 prompt = self.roles.prompt("policy", x.state_ids, x.state_messages).ids
                 examples.append(Example("policy", prompt + x.turn.action_ids, len(prompt)))
         sizes = [len(e.ids) - e.start if self.normalisation == "token" else 1 for e in examples]
-        total = sum(sizes)
+        (total,) = totals(sum(sizes))
         return [replace(e, weight=size / total) for e, size in zip(examples, sizes, strict=True)]

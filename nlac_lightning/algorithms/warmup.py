@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from nlac_lightning.critic import Critic
+from nlac_lightning.distributed import gather
 from nlac_lightning.errors import require_choice, require_positive
 from nlac_lightning.replay.episode import Transition
 
@@ -77,25 +78,18 @@ class CriticGate:
         step: int,
         seed: int,
     ) -> dict[str, float]:
-        """Compare predicted with target futures where it is time to; returns what to log."""
+        """Compare predicted with target futures where it is time to; returns what to log.
+
+        All processes look together, so that the gate opens for all in the same step.
+        """
         if self.is_open or step % self.config.every or step == 0:
             return {}
         pairs = [(s, t.text) for s, t in zip(batch, targets, strict=True) if t is not None]
-        if not pairs:
+        looks = [look for look in gather(_look(critic, pairs, seed)) if look is not None]
+        if not looks:
             return {}
-        states = [state for state, _ in pairs]
-        actions = [state.turn.action for state in states]
-        predicted = critic.learned(states, actions, seed)
-        real = critic.judge(states, actions, [[text] for _, text in pairs], seed)
-        right_good = right_bad = good = bad = 0
-        for guess, truth in zip(predicted, real, strict=True):
-            if truth.good is None:
-                continue
-            good += truth.good
-            bad += not truth.good
-            right_good += truth.good and guess.good is True
-            right_bad += not truth.good and guess.good is False
-        self._looks.append((right_good, good, right_bad, bad))
+        a, b, c, d = (sum(column) for column in zip(*looks, strict=True))
+        self._looks.append((a, b, c, d))
         return {"gate_agreement": self.agreement()}
 
     def agreement(self) -> float:
@@ -120,3 +114,24 @@ class CriticGate:
         """Restore :meth:`state_dict`."""
         self.is_open = state["is_open"]
         self._looks = deque(map(tuple, state["looks"]), maxlen=self.config.window)
+
+
+def _look(
+    critic: Critic, pairs: Sequence[tuple[Transition, str]], seed: int
+) -> tuple[int, int, int, int] | None:
+    """Right and all verdicts on good futures, right and all on bad ones; None without any."""
+    if not pairs:
+        return None
+    states = [state for state, _ in pairs]
+    actions = [state.turn.action for state in states]
+    predicted = critic.learned(states, actions, seed)
+    real = critic.judge(states, actions, [[text] for _, text in pairs], seed)
+    right_good = right_bad = good = bad = 0
+    for guess, truth in zip(predicted, real, strict=True):
+        if truth.good is None:
+            continue
+        good += truth.good
+        bad += not truth.good
+        right_good += truth.good and guess.good is True
+        right_bad += not truth.good and guess.good is False
+    return right_good, good, right_bad, bad

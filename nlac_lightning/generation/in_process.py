@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from nlac_lightning.backbone import Backbone
 from nlac_lightning.generation.base import ADAPTERS, TOO_LONG, Completion, Request
 from nlac_lightning.generation.radix import Node, RadixCache, gather
-from nlac_lightning.generation.sampling import draw, stop_reached, uniforms
+from nlac_lightning.generation.sampling import complete, draw, stop_reached, uniforms
 from nlac_lightning.prefix_tree import PackedTree, pack_tree, split_packs
 
 
@@ -45,6 +45,15 @@ class _BufferLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def reorder(self, source: list[int]) -> None:
+        """Keep ``len(source)`` rows, row i being what was in ``source[i]``; copies only those that
+        move to another place."""
+        moved = [(i, at) for i, at in enumerate(source) if i != at]
+        if moved:
+            to, at = (list(places) for places in zip(*moved, strict=True))
+            self.keys[to], self.values[to] = self.keys[at], self.values[at]
+        self.keys, self.values = self.keys[: len(source)], self.values[: len(source)]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
 
@@ -53,10 +62,6 @@ class _BufferLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
-
-
-_SHRINK = 0.75
-"""Finished rows leave a batch when at most this share is still active: moving costs copies."""
 
 
 @dataclass
@@ -238,28 +243,24 @@ class InProcessGenerator:
         noise = [uniforms(row.request) for row in rows]
         ids: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
-        active = list(range(len(rows)))  # row of each slot of the batch, finished ones included
-        finished: set[int] = set()
+        active = list(range(len(rows)))  # row of each slot of the batch
         for step in range(limit):
             tokens, scores = draw(
                 logits,
                 [rows[b].request.sampling for b in active],
-                [0.0 if b in finished else noise[b][step] for b in active],
+                [noise[b][step] for b in active],
             )
+            self.counts["generated_tokens"] += len(active)
             keep = []
             for slot, b in enumerate(active):
-                if b in finished:
-                    continue
-                self.counts["generated_tokens"] += 1
                 ids[b].append(tokens[slot])
                 logprobs[b].append(scores[slot])
                 request = rows[b].request
                 stopped = stop_reached(self.backbone.tokenizer, ids[b], request)
                 if stopped or step + 1 == request.sampling.max_new_tokens:
-                    finished.add(b)
                     reason = "stop" if stopped else "length"
-                    done[rows[b].index] = self._completion(
-                        request, ids[b], logprobs[b], reason, version
+                    done[rows[b].index] = complete(
+                        self.backbone.tokenizer, request, ids[b], logprobs[b], reason, version
                     )
                     if request.extend:
                         kv = [(x.keys[slot], x.values[slot]) for x in layers]
@@ -268,28 +269,18 @@ class InProcessGenerator:
                     keep.append(slot)
             if not keep:
                 break
-            if len(keep) <= _SHRINK * len(active):
-                select = torch.tensor(keep)
-                active = [active[slot] for slot in keep]
-                lengths, visible = lengths[select], visible[select]
+            if len(keep) < len(active):
+                source = _close_ranks(keep)
+                active = [active[slot] for slot in source]
+                lengths, visible = lengths[source], visible[source]
                 for layer in layers:
-                    layer.keys = layer.keys[select.to(layer.keys.device)]
-                    layer.values = layer.values[select.to(layer.values.device)]
+                    layer.reorder(source)
             last = torch.tensor([[ids[b][-1]] for b in active])
             end = longest + step + 1
             hidden = self.backbone.forward_step(
                 last, (lengths + step)[:, None], visible[:, None, :end], Cache(layers=list(layers))
             )
             logits = self.backbone.logits(hidden[:, -1]).float()
-
-    def _completion(
-        self, request: Request, ids: list[int], logprobs: list[float], reason: str, version: int
-    ) -> Completion:
-        shown = ids[:-1] if ids[-1] in request.stop_ids else ids
-        text = self.backbone.tokenizer.decode(shown, clean_up_tokenization_spaces=False)
-        cuts = [at for stop in request.sampling.stop if (at := text.find(stop)) >= 0]
-        text = text[: min(cuts)] if cuts else text
-        return Completion(tuple(ids), text, tuple(logprobs), reason, version)
 
     def _remember(
         self,
@@ -305,6 +296,16 @@ class InProcessGenerator:
         end = start + len(ids)
         stacked = torch.stack([torch.stack([k[:, start:end], v[:, start:end]]) for k, v in kv])
         cache.insert(row.request.ids + tuple(ids), stacked)
+
+
+def _close_ranks(keep: list[int]) -> list[int]:
+    """An order of the kept slots in which as many as possible stay where they are."""
+    source = list(range(len(keep)))
+    stay = {slot for slot in keep if slot < len(keep)}
+    movers = [slot for slot in keep if slot >= len(keep)]
+    for hole in (slot for slot in source if slot not in stay):
+        source[hole] = movers.pop()
+    return source
 
 
 def _first_equals(requests: Sequence[Request]) -> list[int]:

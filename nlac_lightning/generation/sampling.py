@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nlac_lightning.generation.base import Request, Sampling
+from nlac_lightning.generation.base import Completion, Request, Sampling
 
 
 def uniforms(request: Request) -> np.ndarray:
@@ -72,3 +72,19 @@ def stop_reached(tokenizer: Any, ids: list[int], request: Request) -> bool:
     # A token may end in a stop string's first characters, or hold the whole string and more.
     tail = tokenizer.decode(ids[-(max(map(len, stops)) + 4) :], clean_up_tokenization_spaces=False)
     return any(stop in tail for stop in stops)
+
+
+def complete(
+    tokenizer: Any,
+    request: Request,
+    ids: list[int],
+    logprobs: list[float],
+    reason: str,
+    version: int,
+) -> Completion:
+    """The completion of sampled ids: its text has no stop id and ends before a stop string."""
+    shown = ids[:-1] if ids and ids[-1] in request.stop_ids else ids
+    text = tokenizer.decode(shown, clean_up_tokenization_spaces=False)
+    cuts = [at for stop in request.sampling.stop if (at := text.find(stop)) >= 0]
+    text = text[: min(cuts)] if cuts else text
+    return Completion(tuple(ids), text, tuple(logprobs), reason, version)

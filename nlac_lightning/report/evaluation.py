@@ -16,7 +16,10 @@ from nlac_lightning.report.transcripts import write_html, write_text
 
 
 def evaluation_folder(trainer: lightning.Trainer) -> Path:
-    """The folder ``evaluation`` under the trainer's log folder, created if missing."""
+    """The folder ``evaluation`` under the trainer's log folder, created if missing.
+
+    All processes ask together: the trainer sends its log folder from process 0.
+    """
     folder = Path(trainer.log_dir or trainer.default_root_dir, "evaluation")
     folder.mkdir(parents=True, exist_ok=True)
     return folder

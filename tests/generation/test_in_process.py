@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.generation.base import ADAPTERS, Completion, Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
+from nlac_lightning.prefix_tree import PackedTree
 
 GREEDY = Sampling(max_new_tokens=6)
 RANDOM = Sampling(temperature=0.8, max_new_tokens=6)
@@ -259,6 +260,35 @@ def test_a_dialogue_goes_on_from_its_cache(backbone: Backbone) -> None:
         generator.generate([replace(r, sampling=Sampling(max_new_tokens=1)) for r in asked])
         # The last sampled id was never fed to the model; the two new ones follow it.
         assert generator.counts["prefilled_tokens"] - before == 3 * len(asked)
+
+
+def test_no_padding_is_computed(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distinct prompt tokens once, then one row for each text that is still being written."""
+    lengths = [1, 2, 2, 5, 9, 9, 12, 12]
+    asked = [
+        Request((*COMMON, *range(70, 70 + 3 * n + i)), Sampling(max_new_tokens=n))
+        for i, n in enumerate(lengths)
+    ]
+    steps: list[int] = []
+    prompts: list[int] = []
+    step, tree = backbone.forward_step, backbone.forward_tree
+
+    def counted_step(ids: Tensor, *args: Tensor) -> Tensor:
+        steps.append(ids.numel())
+        return step(ids, *args)
+
+    def counted_tree(packed: PackedTree, *args: Tensor) -> Tensor:
+        prompts.append(len(packed.input_ids))
+        return tree(packed, *args)
+
+    monkeypatch.setattr(backbone, "forward_step", counted_step)
+    monkeypatch.setattr(backbone, "forward_tree", counted_tree)
+    outs = InProcessGenerator(backbone).generate(asked)
+    assert [len(out.ids) for out in outs] == lengths
+    assert sum(steps) == sum(lengths) - len(lengths), "the first token comes from the prompt"
+    assert len(steps) == max(lengths) - 1
+    distinct = {r.ids[:n] for r in asked for n in range(1, len(r.ids) + 1)}
+    assert sum(prompts) == len(distinct)
 
 
 def test_without_extend_only_the_prompt_is_kept(backbone: Backbone) -> None:
