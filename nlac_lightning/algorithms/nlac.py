@@ -35,6 +35,11 @@ class LossConfig:
     critic_share: float = 1.0
     """Share of a batch that gets a critic target once the policy learns, above 0 and at most 1.
     Backups are the dearest part of a step; a warmed-up critic needs fewer of them."""
+    lower_bound: bool = False
+    """A state and action from which some episode in the buffer earned a positive return is
+    described by that outcome, not bootstrapped: what was reached once is a lower bound of what can
+    be (self-imitation, arXiv 1806.05635). A policy that still fails would otherwise teach the
+    critic that nothing works. For environments without chance; false is the paper's."""
     policy_weight: float = 1.0
     """Weight of L2."""
     policy_kl: float = 0.0
@@ -205,9 +210,16 @@ class NLAC(Algorithm):
         d_t ~ B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) with a_{t+1} ~ pi_theta and d_{t+1} ~ M_theta-bar;
         a terminal transition has nothing to bootstrap and describes the outcome itself. Any other
         ``kind`` takes all transitions as terminal, with a return from there on as the reward:
-        Monte-Carlo targets.
+        Monte-Carlo targets. With ``loss.lower_bound``, ``td`` does so where the best return is
+        positive.
         """
-        after = [i for i, x in enumerate(batch) if kind == "td" and not x.terminal]
+        kinds: list[TargetKind] = [
+            "best_outcome"
+            if kind == "td" and self.loss.lower_bound and x.best_return > 0
+            else kind
+            for x in batch
+        ]
+        after = [i for i, x in enumerate(batch) if kinds[i] == "td" and not x.terminal]
         messages = {i: _next_messages(batch[i]) for i in after}
         prompts = [self.roles.prompt("policy", batch[i].next_state_ids, messages[i]) for i in after]
         actions = [self.roles.action(c.text) for c in self._generate("policy", prompts, seed)]
@@ -229,7 +241,7 @@ class NLAC(Algorithm):
                     transition.state_ids,
                     transition.state_messages,
                     action=transition.turn.action,
-                    reward=_reward(transition, kind),
+                    reward=_reward(transition, kinds[i]),
                     replies=" ".join(message["content"] for message in transition.turn.replies),
                     terminal=i not in follows,
                     next_action=next_action,

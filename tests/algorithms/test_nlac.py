@@ -163,6 +163,22 @@ def test_monte_carlo_targets_tell_the_return_and_bootstrap_nothing(
     assert ("unhappy" not in asked) == happy
 
 
+@pytest.mark.parametrize("best", [0.0, 1.0])
+def test_what_once_led_to_a_return_bounds_the_bootstrapped_target_from_below(
+    tiny_llama_path: str, best: float
+) -> None:
+    first = replace(transitions(make(tiny_llama_path).roles)[0], return_to_go=0.0, best_return=best)
+    for bound in (False, True):
+        module = make(tiny_llama_path, loss=LossConfig(lower_bound=bound))
+        calls = record(module)
+        module.critic_targets([first], 0)
+        bootstrapped = [len(call) for call in calls if call] == [1, 1, 1]
+        assert bootstrapped == (not bound or best == 0)
+        if not bootstrapped:
+            asked = module.roles.codec.decode(calls[-1][0][0].ids).rsplit("Now: ", 1)[1]
+            assert "unhappy" not in asked
+
+
 def test_a_truncated_transition_is_bootstrapped(tiny_llama_path: str) -> None:
     module = make(tiny_llama_path)
     last = transitions(module.roles)[-1]
