@@ -15,7 +15,7 @@ from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.callbacks.held_out import HeldOutEvaluation
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.errors import require_positive
-from nlac_lightning.report.table import comparison_table
+from nlac_lightning.report.evaluation import comparison_text
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Console(lightning.Callback):
         held_out = [c for c in trainer.callbacks if isinstance(c, HeldOutEvaluation)]  # type: ignore[attr-defined]
         for callback in held_out:
             if callback.results:
-                lines += [comparison_table(list(callback.results.values())), ""]
+                lines += [comparison_text(list(callback.results.values())), ""]
         lines += [f"{name:<14}{value}" for name, value in self._facts(trainer, pl_module, log_dir)]
         if self.next_steps:
             names = {"checkpoint": self._checkpoint(trainer), "log_dir": log_dir}

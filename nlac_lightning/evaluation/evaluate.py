@@ -167,7 +167,9 @@ class Evaluator:
             chosen, states, critiques, refined, strict=True
         ):
             action = self.roles.action(completion.text)
-            truth = self.critic.truth(state, action)
+            # asking plays the state again; where the taken action had no truth, none has
+            known = "oracle" in state.turn.info
+            truth = self.critic.truth(state, action) if known else None
             steps[e][t] = replace(
                 steps[e][t],
                 critique=critique.text,

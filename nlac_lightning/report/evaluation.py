@@ -32,18 +32,25 @@ def write_result(folder: Path, result: EvaluationResult, transcripts: int) -> No
     write_text(folder / f"{result.policy}.txt", result, transcripts)
 
 
-def write_comparison(folder: Path, results: Sequence[EvaluationResult]) -> str:
-    """Write ``table.txt`` with a column for each result; returns the table.
+def comparison_text(results: Sequence[EvaluationResult]) -> str:
+    """The table with a column for each result.
 
-    Where tasks were played more than once or the environment knows facts about them,
-    ``breakdown.json`` holds success by groups of tasks, and the table has a part with it.
+    Where tasks were played more than once or the environment knows facts about them, it has a part
+    with success by groups of tasks.
     """
     table = comparison_table(results)
+    if any(breaks_down(result) for result in results):
+        table += "\n\n" + breakdown_table(results)
+    return table
+
+
+def write_comparison(folder: Path, results: Sequence[EvaluationResult]) -> str:
+    """Write the table as ``table.txt`` and return it; its part by groups as ``breakdown.json``."""
+    table = comparison_text(results)
     if any(breaks_down(result) for result in results):
         found = {result.policy: breakdown(result) for result in results}
         text = json.dumps({"format": 1, "policies": found}, indent=1)
         (folder / "breakdown.json").write_text(text, encoding="utf-8")
-        table += "\n\n" + breakdown_table(results)
     (folder / "table.txt").write_text(table + "\n", encoding="utf-8")
     return table
 
