@@ -29,7 +29,9 @@ def half_width(values: Sequence[float]) -> float:
 def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Runs by method, and by step size where a method has several."""
     several = {
-        r["method"] for r in results for q in results
+        r["method"]
+        for r in results
+        for q in results
         if q["method"] == r["method"] and q["lr"] != r["lr"]
     }
     found: dict[str, list[Result]] = {}
@@ -50,7 +52,9 @@ def measured(runs: Sequence[Result]) -> dict[str, list[float]]:
     values |= {name: [row[name] for row in last] for name in (*SCORES, *COSTS)}
     if all(len(r["skills"]) == 2 for r in runs):
         for role in runs[0]["skills"][0]:
-            values[f"forgotten {role}"] = [r["skills"][0][role] - r["skills"][1][role] for r in runs]
+            values[f"forgotten {role}"] = [
+                r["skills"][0][role] - r["skills"][1][role] for r in runs
+            ]
     return values
 
 

@@ -189,9 +189,7 @@ def _sheet(questions: list[Question]) -> Sheet:
 
 
 @torch.no_grad()
-def skills(
-    read: Callable[[Sheet], Tensor], roles: Roles, worlds: int = 400
-) -> dict[str, float]:
+def skills(read: Callable[[Sheet], Tensor], roles: Roles, worlds: int = 400) -> dict[str, float]:
     """Share of each role's answers that are right, sampled or greedy as the role is used.
 
     Teacher forcing measures both without drawing: the probability of the right answers, and
