@@ -42,7 +42,7 @@ def measure(size: int) -> dict[str, float]:
             for position in range(1, DRAWS + 1):
                 buffer.transitions(sampler.draw(position))
             drawn = clock() - began
-            disk = path.stat().st_size / 2**20
+            disk = sum(file.stat().st_size for file in path.parent.iterdir()) / 2**20
     return {"inserts": size / filled, "samples": DRAWS * BATCH / drawn, "disk": disk}
 
 

@@ -123,6 +123,10 @@ class Backbone(nn.Module):
             parameter.requires_grad_(".online." in name)
             if "lora_" in name:
                 parameter.data = parameter.data.float()
+        if any("lora_" in name for name, _ in self._head.named_parameters()):
+            raise ConfigError(
+                "model.backbone.target_modules", "the head is frozen", "leave lm_head out"
+            )
         if config.init_adapter is not None:
             self._begin_with(Path(config.init_adapter))
         self.versions = dict.fromkeys(ADAPTERS, 0)
@@ -251,6 +255,10 @@ class Backbone(nn.Module):
                 layer._active_adapter, layer._disable_adapters = active, disabled
 
     @property
+    def _head(self) -> nn.Module:
+        return self.model.get_base_model().get_output_embeddings()
+
+    @property
     def _decoder(self) -> nn.Module:
         return self.model.get_base_model().get_decoder()
 
@@ -290,7 +298,7 @@ class Backbone(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, d] hidden states to [n, vocabulary] logits."""
-        head = self.model.get_base_model().get_output_embeddings()
+        head = self._head
         if _few_rows_on_cpu(head, hidden):
             # the weight's row-major layout (tied to the embedding) suits this side: 1.1 to 1.8
             # times faster

@@ -63,7 +63,7 @@ def make_blocks(
         if end == start:  # a sequence that another one holds whole
             continue
         own = torch.arange(cached + start, cached + end)
-        if len(head) == 0 and cached == start == 0:
+        if len(head) == cached == 0:
             blocks.append(Block(start, end, None, None))
             continue
         past = torch.ones(end - start, len(head), dtype=torch.bool)

@@ -295,8 +295,8 @@ def by_hand(path: str, folder: Path) -> ByHand:
             if x.turn.finish_reason != "length":  # a cut-off action is not distilled
                 nll.append(-log_p["online"].gather(1, ids[0, len(prompt) :, None])[:, 0])
             teacher = log_p["target"].detach()
-            kl.append(F.kl_div(log_p["online"], teacher, log_target=True, reduction="sum"))
-            kl[-1] = kl[-1] / len(x.turn.action_ids)
+            total = F.kl_div(log_p["online"], teacher, log_target=True, reduction="sum")
+            kl.append(total / len(x.turn.action_ids))
         share = len(nll) / len(drawn)
         loss = share * torch.cat(nll).mean() + KL * torch.stack(kl).mean()
         optimizer.zero_grad()
@@ -306,8 +306,8 @@ def by_hand(path: str, folder: Path) -> ByHand:
         backbone.copy_online_to_target(TAU)
         steps.append(
             {
-                "train/policy": float(torch.stack([x.mean() for x in nll]).mean()),
-                "train/policy_kl": float(torch.stack(kl).mean()),
+                "train/policy": float(torch.stack([x.mean() for x in nll]).detach().mean()),
+                "train/policy_kl": float(torch.stack(kl).detach().mean()),
                 "train/grad_norm": norm,
                 "train/distilled": share,
             }

@@ -11,6 +11,7 @@ prints goes to standard error.
 import json
 import os
 import sys
+from typing import IO, Any
 
 
 def main() -> None:
@@ -40,14 +41,14 @@ def main() -> None:
         answer(answers, {"completions": [completion(output.outputs[0]) for output in outputs]})
 
 
-def completion(output: object) -> dict:
+def completion(output: Any) -> dict[str, Any]:
     """Ids, the log-probability of each, and why it ended."""
     ids = list(output.token_ids)
     logprobs = [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)]
     return {"ids": ids, "logprobs": logprobs, "reason": output.finish_reason}
 
 
-def answer(pipe: object, message: dict) -> None:
+def answer(pipe: IO[str], message: dict[str, Any]) -> None:
     """One line."""
     pipe.write(json.dumps(message) + "\n")
     pipe.flush()
