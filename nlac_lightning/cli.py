@@ -9,6 +9,7 @@ import warnings
 
 from nlac_lightning.commands import COMMANDS
 from nlac_lightning.errors import ConfigError, StoppedRun
+from nlac_lightning.report.text import SafeFormatter
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -75,7 +76,9 @@ def with_config_paths(arguments: list[str]) -> list[str]:
 
 
 def _set_up_logging() -> None:
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("nlac_lightning").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("lightning").propagate = False  # it has a handler of its own
