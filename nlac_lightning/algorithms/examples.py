@@ -76,7 +76,9 @@ def accumulate(
 
     Returns:
         The mean loss of each name, in nats per token; ``packed_tokens``, ``example_tokens``.
+        Examples that train no token have no part in it.
     """
+    examples = [example for example in examples if example.start < len(example.ids)]
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for pack in split_packs([example.ids for example in examples], pack_tokens):
