@@ -157,9 +157,10 @@ def live(folder: Path, model: Path, kill: Kill) -> tuple[bool, str, float]:
             os._exit(code)
         if kill.seconds is not None:
             end = began + kill.seconds
-            while time.monotonic() < end and os.waitid(
-                os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT
-            ) is None:
+            while (
+                time.monotonic() < end
+                and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            ):
                 time.sleep(0.002)
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)

@@ -155,9 +155,7 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         self._after_step(trainer, pl_module)
 
-    def _after_step(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
-    ) -> None:
+    def _after_step(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if self.episodes and trainer.global_step % self.every_n_steps == 0:
             mark = _parts(trainer, pl_module)[0].buffer.high_water_mark
             self._unfinished = {"mark": mark, "state": self.state_dict()}

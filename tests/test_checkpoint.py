@@ -24,7 +24,11 @@ from nlac_lightning.errors import ConfigError
 
 
 def content(step: int) -> dict[str, Any]:
-    return {"global_step": step, "nlac": {"lora": {}}, "state_dict": {"w": torch.full((500,), step)}}
+    return {
+        "global_step": step,
+        "nlac": {"lora": {}},
+        "state_dict": {"w": torch.full((500,), step)},
+    }
 
 
 def test_a_replaced_file_stays_beside_the_new_one(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ class Failing:
     """A file that fails in one call."""
 
     def __init__(self, path: Path, name: str) -> None:
-        self.file, self.name = open(path, "wb"), name
+        self.file, self.name = open(path, "wb"), name  # noqa: SIM115
 
     def __enter__(self) -> Failing:
         return self

@@ -119,7 +119,9 @@ def control_ids(codec: Codec, ids: tuple[int, ...]) -> Counter[int]:
 
 @EXAMPLES
 @given(text=HOSTILE, role=st.sampled_from(["user", "tool", "assistant", "system"]))
-def test_no_text_opens_a_turn(tokenizer: Any, roles: dict[str, Roles], text: str, role: str) -> None:
+def test_no_text_opens_a_turn(
+    tokenizer: Any, roles: dict[str, Roles], text: str, role: str
+) -> None:
     message: Any = {"role": role, "content": text, "name": "ann"}
     chat, plain = roles["chat"].codec, roles["plain"].codec
     benign = control_ids(chat, chat.message({**message, "content": "hello"}))
@@ -287,7 +289,7 @@ def test_no_text_is_read_as_sql(tmp_path: Path, text: str) -> None:
 def test_time_grows_with_the_length_alone(
     readers: dict[str, Callable[[str], object]], unit: str
 ) -> None:
-    """A 100 kB line takes at most some times what a 12.5 kB line takes, with a good verdict last."""
+    """A line of 100 kB takes at most some times what one of 12.5 kB takes."""
     for name, read in readers.items():
         short, long = (unit * (n // len(unit)) + " good" for n in (12_500, 100_000))
         spent = cpu_seconds(lambda read=read, text=long: read(text))

@@ -334,7 +334,9 @@ class ReplayBuffer:
             ).fetchone()
             if counted != summed:
                 found.append(f"{counted} transitions counted, {summed:.0f} stored")
-            for (episode_id,) in connection.execute("SELECT id FROM episodes ORDER BY id").fetchall():
+            for (episode_id,) in connection.execute(
+                "SELECT id FROM episodes ORDER BY id"
+            ).fetchall():
                 try:
                     found += self._wrong(connection, episode_id)
                 except (ValueError, TypeError, sqlite3.DatabaseError) as error:
@@ -370,5 +372,5 @@ def written_checksum(connection: sqlite3.Connection, episode_id: int) -> int:
 
 
 def _oldest(connection: sqlite3.Connection) -> int:
-    query = "SELECT min(id) FROM episodes WHERE evicted_by IS NULL"
-    return connection.execute(query).fetchone()[0] or 0
+    live = connection.execute("SELECT min(id) FROM episodes WHERE evicted_by IS NULL")
+    return live.fetchone()[0] or 0

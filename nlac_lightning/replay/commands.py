@@ -1,4 +1,4 @@
-"""What ``nlac replay stats | export | import | check | salvage PATH`` do; each returns what to print."""
+"""What ``nlac replay stats|check|export|import|salvage`` do; each returns what to print."""
 
 from __future__ import annotations
 

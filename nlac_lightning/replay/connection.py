@@ -107,7 +107,7 @@ def damaged(path: Path, cause: object) -> ConfigError:
     return ConfigError(
         str(path),
         f"not a replay buffer or damaged ({cause})",
-        f"see `nlac replay check`, save what is good with `nlac replay salvage {path} NEW_FILE`, or "
+        f"see `nlac replay check`, save what is good with `nlac replay salvage {path} NEW`, or "
         "name a new file",
     )
 
