@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(_failed(str(wrong), 2))
         if not _is_users(error):
             raise
-        sys.exit(_failed(str(error), 1))
+        sys.exit(_failed(". Fix: ".join([str(error), *getattr(error, "__notes__", ())]), 1))
 
 
 def _failed(message: str, status: int) -> int:
@@ -47,10 +48,16 @@ def _wrapped_config_error(error: BaseException | None) -> ConfigError | None:
     return error
 
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _is_users(error: Exception) -> bool:
     """Whether the message alone says what to do, so that a traceback would only hide it."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        error.add_note("free space on the disk, then continue with --ckpt_path last")
+        return True
     return isinstance(error, MisconfigurationException | StoppedRun | UserWarning)
 
 
