@@ -1,12 +1,15 @@
-"""Kills a training run at random moments with SIGKILL and looks at what is left.
+"""Kills and stops a training run at random moments, and looks at what is left.
 
-    python benchmarks/faults.py --kills 100
+    python benchmarks/faults.py --kills 100 --signals 50 --texts 10000
 
 A tiny run (see tiny_run.py) is killed, checked, and continued with the last checkpoint, until it
 ends; then the next one starts. Every second kill comes at a random time, the others at a random
 line of Python inside one phase (rollout, targets, backward, checkpoint, buffer, ema). After each
 kill every checkpoint must be whole, the buffer sound, and no committed episode lost or doubled;
-each step made again must have the losses of the run that was never killed, bit for bit.
+each step made again must have the losses of the run that was never killed, bit for bit, and the
+run that ends the same adapters and episodes. The same then with SIGINT, SIGTERM and SIGUSR1, which
+must end in a checkpoint within 10 s. ``--texts`` runs the properties of tests/test_hostile_text.py
+with so many examples each.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import os
 import random
 import shutil
 import signal
+import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,16 +47,20 @@ from nlac_lightning.rollout import Rollout
 
 STEPS = 6
 PHASES = ("start", "rollout", "targets", "backward", "checkpoint", "buffer", "ema")
+STOPPED = 7
+"""Exit status of a life that a stop signal ended."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 LAST = Path("checkpoints", "last.ckpt")
 
 
 @dataclass
 class Kill:
-    """Where a run is to be killed: after ``seconds``, or at a line inside a phase."""
+    """Where a run gets a signal: after ``seconds``, or at a line inside a phase."""
 
     seconds: float | None = None
     phase: str = ""
     line: int = 0
+    number: int = signal.SIGKILL
 
 
 class Losses(lightning.Callback):
@@ -68,7 +77,7 @@ class Losses(lightning.Callback):
 
 
 class Marks:
-    """Marks the phase that the run is in, and kills it at the line where that is asked for."""
+    """Marks the phase that the run is in, and sends it the signal at the line asked for."""
 
     def __init__(self, shared: mmap.mmap, kill: Kill) -> None:
         self.shared, self.kill, self.lines = shared, kill, kill.line
@@ -95,8 +104,10 @@ class Marks:
 
     def _trace(self, frame: Any, event: str, argument: Any) -> Callable[..., Any]:
         self.lines -= event == "line"
-        if self.lines < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.lines < 0 and self.kill.phase:
+            self.kill.phase = ""
+            self.shared[8:16] = struct.pack("d", time.monotonic())
+            os.kill(os.getpid(), self.kill.number)
         return self._trace
 
 
@@ -125,8 +136,12 @@ def train(folder: Path, model: Path, shared: mmap.mmap, kill: Kill) -> None:
 
 
 def live(folder: Path, model: Path, kill: Kill) -> tuple[bool, str, float]:
-    """Run one life; whether it was killed, in which phase, and its seconds."""
-    with mmap.mmap(-1, 1) as shared:
+    """Run one life.
+
+    Returns whether a signal ended it, in which phase, and how many seconds it took: the stop where
+    there is one to time, else the life.
+    """
+    with mmap.mmap(-1, 16) as shared:
         began = time.monotonic()
         child = os.fork()
         if not child:
@@ -134,6 +149,8 @@ def live(folder: Path, model: Path, kill: Kill) -> tuple[bool, str, float]:
             try:
                 os.dup2(os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
                 train(folder, model, shared, kill)
+            except SystemExit:  # how Lightning leaves after a stop signal
+                code = STOPPED
             except BaseException:
                 traceback.print_exc()
                 code = 1
@@ -148,9 +165,10 @@ def live(folder: Path, model: Path, kill: Kill) -> tuple[bool, str, float]:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        if code > 0:
+        if code > 0 and code != STOPPED:
             raise SystemExit(f"the run itself failed, see {folder / 'output'}")
-        return code < 0, PHASES[shared[0]], time.monotonic() - began
+        sent = struct.unpack("d", shared[8:16])[0]
+        return code != 0, PHASES[shared[0]], time.monotonic() - (sent or began)
 
 
 def read_told(folder: Path) -> tuple[list[int], list[tuple[int, str]]]:
@@ -191,79 +209,132 @@ def faults_after_kill(folder: Path, committed: list[int]) -> Counter[str]:
     return found
 
 
-def choose_kill(rng: random.Random, number: int, seconds: float) -> Kill:
-    """The next kill: by time for even numbers, else by a line of a phase, all in turn."""
-    if number % 2 == 0:
+def choose(rng: random.Random, number: int, seconds: float, stops: bool) -> Kill:
+    """The next signal. Kills come by time for even numbers, all others at a line of a phase."""
+    if number % 2 == 0 and not stops:
         return Kill(seconds=rng.uniform(0.0, 1.1 * seconds))
-    return Kill(phase=PHASES[1 + number // 2 % 6], line=int(10 ** rng.uniform(0, 3)))
+    turn = number if stops else number // 2
+    kill = Kill(phase=PHASES[1 + turn % 6], line=int(10 ** rng.uniform(0, 3.5)))
+    if stops:
+        kill.number = STOPS[number % 3]
+    return kill
 
 
-def run(kills: int, seed: int, minutes: float, work: Path) -> tuple[Counter[str], Counter[str]]:
-    """Kill until ``kills`` or ``minutes`` are reached; faults found, and kills by phase."""
+def weights(folder: Path) -> dict[str, Any]:
+    """The adapters of the last checkpoint, as plain numbers."""
+    state = checkpoint.read_checkpoint(folder / LAST)["state_dict"]
+    return {name: value.tolist() for name, value in state.items()}
+
+
+def run(
+    count: int, stops: bool, seed: int, minutes: float, work: Path
+) -> tuple[Counter[str], Counter[str]]:
+    """Send signals until ``count`` or ``minutes`` are reached; faults, and signals by phase."""
     model = make_model(work / "model")
-    whole = work / "whole"
+    whole = work / f"whole_{stops}"
     whole.mkdir()
     _, _, seconds = live(whole, model, Kill())
-    right, episodes = dict(read_told(whole)[1]), stored(whole)
+    right, episodes, adapters = dict(read_told(whole)[1]), stored(whole), weights(whole)
     rng = random.Random(seed)
     found: Counter[str] = Counter()
     phases: Counter[str] = Counter()
     end = time.monotonic() + 60 * minutes
-    lives = 0
-    while phases.total() < kills and time.monotonic() < end:
-        folder = work / f"run{lives}"
+    while phases.total() < count and time.monotonic() < end:
+        folder = work / f"run_{phases.total()}"
         folder.mkdir()
-        while True:
-            spare = phases.total() < kills and time.monotonic() < end
-            kill = choose_kill(rng, phases.total(), seconds) if spare else Kill()
+        ended = False
+        while not ended:
+            spare = phases.total() < count and time.monotonic() < end
+            kill = choose(rng, phases.total(), seconds, stops) if spare else Kill()
             before = len(read_told(folder)[0])
-            killed, phase, _ = live(folder, model, kill)
-            lives += 1
-            if not killed:
-                break
-            phases[phase] += 1
-            found += faults_after_kill(folder, read_told(folder)[0][before:])
-        found["runs ended"] += 1
+            killed, phase, took = live(folder, model, kill)
+            ended = not killed
+            if killed:
+                phases[phase] += 1
+                committed = read_told(folder)[0][before:]
+                # a stop gives back the episodes of an unfinished collection, to play them again
+                found += faults_after_kill(folder, [] if stops else committed)
+                found["stops that took over 10 s"] += stops and took > 10
+                found["stops without a checkpoint"] += stops and not (folder / LAST).is_file()
         losses = read_told(folder)[1]
+        found["runs ended"] += 1
         found["steps compared"] += len(losses)
         found["different losses"] += sum(right[step] != values for step, values in losses)
         found["different episodes"] += stored(folder) != episodes
+        found["different adapters"] += weights(folder) != adapters
         shutil.rmtree(folder)
-        print(f"{phases.total()} kills, faults: {dict(+found) or 'none'}", flush=True)
+        print(f"{phases.total()} signals, faults: {dict(+found) or 'none'}", flush=True)
     return found, phases
+
+
+FAULTS = (
+    "broken checkpoints",
+    "unsound buffers",
+    "lost episodes",
+    "doubled episodes",
+    "different losses",
+    "different episodes",
+    "different adapters",
+    "stops that took over 10 s",
+    "stops without a checkpoint",
+)
+
+
+def report(kind: str, found: Counter[str], phases: Counter[str]) -> list[dict[str, Any]]:
+    """Rows of the table for one kind of signal."""
+    rows = [(kind, phases.total(), "signals")]
+    rows += [(f"{kind} in {phase}", phases[phase], "signals") for phase in PHASES]
+    rows += [("runs ended", found["runs ended"], "runs")]
+    rows += [("steps compared", found["steps compared"], "steps")]
+    rows += [(name, found[name], "faults") for name in FAULTS]
+    return [
+        {"name": name, "value": value, "unit": unit, "settings": {"by": kind, "steps": STEPS}}
+        for name, value, unit in rows
+    ]
+
+
+def hostile_texts(examples: int) -> list[dict[str, Any]]:
+    """Run the properties on so many texts each; rows of the table."""
+    tests = Path(__file__).parents[1] / "tests" / "test_hostile_text.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:warnings", "--timeout=0", str(tests)],
+        env={**os.environ, "NLAC_EXAMPLES": str(examples)},
+        check=False,
+    )
+    settings = {"by": "hostile texts", "examples": examples}
+    failed = int(done.returncode != 0)
+    return [
+        {"name": "texts, each property", "value": examples, "unit": "texts", "settings": settings},
+        {"name": "broken properties", "value": failed, "unit": "faults", "settings": settings},
+    ]
 
 
 def main() -> None:
     """Print the table; write the rows with ``--json``; status 1 if anything was harmed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=60.0, help="stop killing after so long")
+    parser.add_argument("--signals", type=int, default=50)
+    parser.add_argument("--texts", type=int, default=0, help="hostile texts for each property")
+    parser.add_argument("--minutes", type=float, default=60.0, help="limit of kills, of signals")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as work:
-        found, phases = run(options.kills, options.seed, options.minutes, Path(work))
-    rows = [{"name": f"kills in {p}", "value": phases[p], "unit": "kills"} for p in PHASES]
-    names = ("broken checkpoints", "unsound buffers", "lost episodes", "doubled episodes")
-    names += ("different losses", "different episodes")
-    rows = [
-        {"name": "kills", "value": phases.total(), "unit": "kills"},
-        *rows,
-        *(
-            {"name": n, "value": found[n], "unit": n.split()[1]}
-            for n in ("runs ended", "steps compared")
-        ),
-        *({"name": n, "value": found[n], "unit": "faults"} for n in names),
-    ]
+        for kind, count in (("kills", options.kills), ("stop signals", options.signals)):
+            if count:
+                stops = kind == "stop signals"
+                given = run(count, stops, options.seed, options.minutes, Path(work))
+                rows += report(kind, *given)
+    if options.texts:
+        rows += hostile_texts(options.texts)
     for row in rows:
-        print(f"{row['name']:<22}{row['value']:>8}")
+        print(f"{row['name']:<28}{row['value']:>8} {row['unit']}")
     if options.json:
-        settings = {"seed": options.seed, "steps": STEPS}
-        written = [{**row, "settings": settings} for row in rows]
-        options.json.write_text(json.dumps({"rows": written}, indent=2) + "\n")
-    sys.exit(any(found[name] for name in names))
+        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    sys.exit(any(row["unit"] == "faults" and row["value"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class InterruptCheckpoint(lightning.Callback):
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         if trainer.ckpt_path is None and not trainer.global_step:
-            trainer.save_checkpoint(self._path(trainer))
+            trainer.save_checkpoint(self._path(trainer), weights_only=False)
 
     def on_train_batch_start(
         self,
@@ -116,7 +116,7 @@ class InterruptCheckpoint(lightning.Callback):
             # a batch already handed out is drawn again
             data.position = self._drawn_before + trainer.global_step
         path = self._path(trainer)
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         log.info("interrupted at step %d; continue with --ckpt_path %s", trainer.global_step, path)
 
     @staticmethod

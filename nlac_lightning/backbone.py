@@ -5,6 +5,7 @@ Which adapter a computation uses is an argument of the call; ``base`` uses none.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -82,6 +83,7 @@ class Backbone(nn.Module):
     Attributes:
         tokenizer: the base model's tokenizer.
         versions: how often each adapter has changed; caches of keys and values depend on it.
+        base_fingerprint: tells base models of one shape apart, in any dtype or quantization.
     """
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -102,6 +104,7 @@ class Backbone(nn.Module):
             trust_remote_code=config.trust_remote_code,
         )
         base.requires_grad_(False)
+        self.base_fingerprint = _fingerprint(base)
         self._reads_blocks = base.config._attn_implementation == "sdpa"
         if self._reads_blocks:
             base.set_attn_implementation(tree_attention.NAME)
@@ -304,6 +307,16 @@ class Backbone(nn.Module):
             # times faster
             return (head.weight @ hidden.t()).t()
         return head(hidden)
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """Hash of some weights that no quantization touches, as bfloat16."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, weight in sorted(model.named_parameters()):
+        if ("norm" in name or "embed" in name) and not weight.is_meta:
+            some = weight.detach().flatten()[:: max(1, weight.numel() // 1024)]
+            digest.update(some.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy())
+    return digest.hexdigest()
 
 
 def _few_rows_on_cpu(head: nn.Module, hidden: Tensor) -> bool:

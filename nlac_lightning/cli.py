@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -9,6 +10,7 @@ import warnings
 
 from nlac_lightning.commands import COMMANDS
 from nlac_lightning.errors import ConfigError, StoppedRun
+from nlac_lightning.report.text import SafeFormatter
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(_failed(str(wrong), 2))
         if not _is_users(error):
             raise
-        sys.exit(_failed(str(error), 1))
+        sys.exit(_failed(". Fix: ".join([str(error), *getattr(error, "__notes__", ())]), 1))
 
 
 def _failed(message: str, status: int) -> int:
@@ -46,10 +48,16 @@ def _wrapped_config_error(error: BaseException | None) -> ConfigError | None:
     return error
 
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _is_users(error: Exception) -> bool:
     """Whether the message alone says what to do, so that a traceback would only hide it."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        error.add_note("free space on the disk, then continue with --ckpt_path last")
+        return True
     return isinstance(error, MisconfigurationException | StoppedRun | UserWarning)
 
 
@@ -75,7 +83,9 @@ def with_config_paths(arguments: list[str]) -> list[str]:
 
 
 def _set_up_logging() -> None:
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("nlac_lightning").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("lightning").propagate = False  # it has a handler of its own

@@ -42,10 +42,10 @@ def time_limit(seconds: float) -> Iterator[None]:
     It interrupts Python code, sleeping and waiting for sockets included, but no computation inside
     a C extension. It needs the main thread; elsewhere there is no limit.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(
-        signal, "setitimer"
-    ):
-        yield
+    main = threading.current_thread() is threading.main_thread()
+    sooner = main and hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0]
+    if not main or not hasattr(signal, "setitimer") or 0 < sooner <= seconds:
+        yield  # a limit around this one that comes first is enough
         return
     began = time.monotonic()
 

@@ -379,10 +379,11 @@ class Rollout:
             if oracle is not None:
                 truth = {"good": oracle.good, "text": oracle.text(), "action": oracle.action}
                 step = replace(step, info={**step.info, "oracle": truth})
-            json.dumps(step.info)
+            info = dict(step.info)
+            json.dumps([messages, info])
             if not math.isfinite(step.reward):
                 raise ValueError(f"reward {step.reward}")
-            return replace(step, messages=messages, reward=float(step.reward))
+            return replace(step, messages=messages, reward=float(step.reward), info=info)
         except Exception as error:
             log.warning("task %s failed in step %d: %s", run.task.id, len(run.turns), error)
             reason = {"reason": "env_error", "error": f"{type(error).__name__}: {error}"}

@@ -416,6 +416,7 @@ class Algorithm(lightning.LightningModule):
         targets, progress = lora.target_modules, self.progress()
         checkpoint["nlac"] = {
             "base": self.backbone_config.name,
+            "base_fingerprint": self.backbone.base_fingerprint,
             "lora": {
                 "r": lora.r,
                 "lora_alpha": lora.lora_alpha,
@@ -453,8 +454,12 @@ class Algorithm(lightning.LightningModule):
         wrong = sorted(set(own) ^ set(found)) or [
             name for name, value in own.items() if value.shape != found[name].shape
         ]
+        facts = checkpoint.get("nlac", {})
+        mine = self.backbone.base_fingerprint
+        if not wrong and facts.get("base_fingerprint", mine) != mine:
+            wrong = ["the base model's own weights"]
         if wrong:
-            saved = checkpoint.get("nlac", {}).get("base", "another model")
+            saved = facts.get("base", "another model")
             raise ConfigError(
                 "ckpt_path",
                 f"it holds adapters of {saved} that do not fit {self.backbone_config.name} "

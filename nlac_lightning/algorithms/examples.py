@@ -83,8 +83,9 @@ def accumulate(
 
     Returns:
         The mean loss of each name over all processes' examples, in nats per token;
-        ``packed_tokens``, ``example_tokens``.
+        ``packed_tokens``, ``example_tokens``. Examples that train no token have no part in it.
     """
+    examples = [example for example in examples if example.start < len(example.ids)]
     losses_by_name: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     teachers = _teacher_states(backbone, examples, pack_tokens)

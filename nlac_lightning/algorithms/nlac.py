@@ -214,9 +214,7 @@ class NLAC(Algorithm):
         positive.
         """
         kinds: list[TargetKind] = [
-            "best_outcome"
-            if kind == "td" and self.loss.lower_bound and x.best_return > 0
-            else kind
+            "best_outcome" if kind == "td" and self.loss.lower_bound and x.best_return > 0 else kind
             for x in batch
         ]
         after = [i for i, x in enumerate(batch) if kinds[i] == "td" and not x.terminal]

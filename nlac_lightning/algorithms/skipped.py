@@ -39,8 +39,8 @@ class SkippedSteps:
     def after_step(self, folder: Path, step: int, batch: Sequence[Any]) -> None:
         """Look at the step just made.
 
-        The file ``step_N.json`` in ``folder`` holds the reason and the batch, each item's fields as
-        they are; with the checkpoint before it, they make the step again.
+        The file ``step_N.json`` in ``folder`` holds the reason and the batch, the fields of each
+        item as they are; with the checkpoint before it, they make the step again.
 
         Raises:
             NumericsError: it was the last of ``limit`` in a row.

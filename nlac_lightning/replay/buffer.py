@@ -372,5 +372,5 @@ def written_checksum(connection: sqlite3.Connection, episode_id: int) -> int:
 
 
 def _oldest(connection: sqlite3.Connection) -> int:
-    query = "SELECT min(id) FROM episodes WHERE evicted_by IS NULL"
-    return connection.execute(query).fetchone()[0] or 0
+    live = connection.execute("SELECT min(id) FROM episodes WHERE evicted_by IS NULL")
+    return live.fetchone()[0] or 0

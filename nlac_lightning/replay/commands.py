@@ -1,4 +1,4 @@
-"""What the actions of ``nlac replay`` do; each returns what to print."""
+"""What ``nlac replay stats|check|export|import|salvage`` do; each returns what to print."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def damaged(path: Path, cause: object) -> ConfigError:
     return ConfigError(
         str(path),
         f"not a replay buffer or damaged ({cause})",
-        "see `nlac replay check`, save what is good with "
-        f"`nlac replay salvage {path} NEW_FILE`, or name a new file",
+        f"see `nlac replay check`, save what is good with `nlac replay salvage {path} NEW`, or "
+        "name a new file",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 
 _KEPT = "\n\t\u200c\u200d"
@@ -24,6 +25,13 @@ def one_line(text: str, width: int) -> str:
     """:func:`visible` text on one line of at most ``width`` characters."""
     line = visible(text).replace("\n", " ").replace("\t", " ")
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+class SafeFormatter(logging.Formatter):
+    """Log lines in which no text from a model, a user or a tool can pass for another line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record)).replace("\n", "\n  | ")
 
 
 def _sign(char: str) -> str:

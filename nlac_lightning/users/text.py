@@ -7,7 +7,7 @@ import re
 END = "###STOP###"
 """What a language-model user writes to end the dialogue."""
 
-_ENDS = re.compile(r"#{2,}\s*(?:STOP|TRANSFER|OUT-OF-SCOPE)\s*#{2,}", re.IGNORECASE)
+_ENDS = re.compile(r"(?<!#)#{2,}\s*(?:STOP|TRANSFER|OUT-OF-SCOPE)\s*#{2,}", re.IGNORECASE)
 _CONTROL = re.compile(
     r"<\|[^|<>\n]{0,60}\|>|</?s>|\[/?(?:INST|SYS)\]|<</?SYS>>|<(?:start|end)_of_turn>"
     r"|<\uff5c[^<>\n]{0,60}\uff5c>|</?(?:tool_call|tool_response)>",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from nlac_lightning.commands import replay
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.replay import commands
 from nlac_lightning.replay.buffer import ReplayBuffer
@@ -149,6 +150,21 @@ def test_files_that_are_no_buffer(tmp_path, path):
     other = tmp_path / "other.sqlite"
     other.write_bytes(b"nothing like a database " * 1000)
     assert salvage(other, tmp_path / "out.sqlite").kept == 0
+
+
+def test_the_command_says_what_it_saved(path, tmp_path, capsys):
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE turns SET text = '{}' WHERE episode_id = 3")
+    connection.commit()
+    connection.close()
+    out = tmp_path / "new" / "out.sqlite"
+    replay(["salvage", str(path), str(out)])
+    assert (
+        capsys.readouterr().out
+        == f"39 whole episodes copied to {out}; 1 damaged ones left behind\n"
+    )
+    with pytest.raises(SystemExit, match="0"):
+        replay(["check", str(out)])
 
 
 def test_the_checksum_is_of_the_content(tmp_path, make_episode):

@@ -28,7 +28,8 @@ MAX_EXPRESSION = 100
 """Characters of an expression for ``calculate``."""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FENCED = re.compile(r"```[a-z_]*\s*(\{.*?\})\s*```", re.DOTALL)
+_FENCE = re.compile(r"```[a-z_]*\s*(?=\{)")
+_FENCE_END = re.compile(r"(?<=\})\s*```")
 _NAMED = re.compile(r"([A-Za-z_]\w*)\s*\(.*\)\s*;?", re.DOTALL)
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str,
@@ -95,7 +96,7 @@ def parse(action: str, tools: Mapping[str, Mapping[str, Any]]) -> Call | Speech:
     text = split_thought(action)[1]
     if not text:
         raise ActionError("The action is empty: write a tool call or a message to the customer.")
-    found = _TAGGED.findall(text) or _FENCED.findall(text)
+    found = _TAGGED.findall(text) or _fenced(text)
     if not found and text.startswith("{") and '"name"' in text:
         found = [text]
     if len(found) > 1:
@@ -109,6 +110,18 @@ def parse(action: str, tools: Mapping[str, Mapping[str, Any]]) -> Call | Speech:
         call = _from_source(text.rstrip("; \n"))
     _check(call, tools)
     return call
+
+
+def _fenced(text: str) -> list[str]:
+    """JSON objects in fences; one pass, since a lazy pattern rereads the text from every fence."""
+    found, at = [], 0
+    while opening := _FENCE.search(text, at):
+        end = _FENCE_END.search(text, opening.end())
+        if end is None:
+            break
+        found.append(text[opening.end() : end.start()])
+        at = end.end()
+    return found
 
 
 def _dump(value: Any) -> str:

@@ -74,7 +74,7 @@ class Table:
         """
         text = fold(question)
         answer: NDArray[np.int8] | None = None
-        rest, end = "", 0
+        rest, end = [], 0
         for found in self._pattern.finditer(text):
             between = text[end : found.start()]
             values = self.values[:, self._columns[found[1]]]
@@ -86,8 +86,9 @@ class Table:
                 answer = np.maximum(answer, values)
             else:
                 answer = np.minimum(answer, values)
-            rest, end = rest + between, found.end()
-        compares = re.search(r"\bthan\b", rest + text[end:])
+            rest.append(between)
+            end = found.end()
+        compares = re.search(r"\bthan\b", "".join(rest) + text[end:])
         return None if compares else answer
 
 
