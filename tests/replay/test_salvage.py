@@ -91,8 +91,10 @@ def test_any_damaged_page_is_detected_and_the_rest_saved(path, tmp_path):
             assert any(f"page {number + 1}" in problem for problem in found), found
         out = tmp_path / f"out{number}.sqlite"
         kept, _ = salvage(path, out)
-        found = episodes(out)
-        assert len(found) == kept and all(found[i] == sound[i] for i in found)
+        saved_ones = episodes(out)
+        assert len(saved_ones) == kept
+        for i, episode in saved_ones.items():  # the page of the figures names codec and env
+            assert replace(episode, codec="codec-a", env="desk") == sound[i]
         assert commands.check(out) == []
         saved.append(kept)
     # the first page and that of the figures hold no episode; an inner page may hold many
