@@ -106,6 +106,7 @@ class Marks:
         self.lines -= event == "line"
         if self.lines < 0 and self.kill.phase:
             self.kill.phase = ""
+            self.shared[1] = self.shared[0]  # a stop leaves the phase before the run ends
             self.shared[8:16] = struct.pack("d", time.monotonic())
             os.kill(os.getpid(), self.kill.number)
         return self._trace
@@ -168,7 +169,7 @@ def live(folder: Path, model: Path, kill: Kill) -> tuple[bool, str, float]:
         if code > 0 and code != STOPPED:
             raise SystemExit(f"the run itself failed, see {folder / 'output'}")
         sent = struct.unpack("d", shared[8:16])[0]
-        return code != 0, PHASES[shared[0]], time.monotonic() - (sent or began)
+        return code != 0, PHASES[shared[1 if sent else 0]], time.monotonic() - (sent or began)
 
 
 def read_told(folder: Path) -> tuple[list[int], list[tuple[int, str]]]:

@@ -26,7 +26,7 @@ import lightning
 import numpy as np
 from tiny_run import make_model, make_run
 
-CAPACITY = 200
+CAPACITY = 60
 BOUNDS = {"memory slope": 1.0, "open files, range": 0.0, "slowdown": 5.0}
 """What must hold: MB per 100 steps, files, percent."""
 

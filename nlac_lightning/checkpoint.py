@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(str(path), "there is no such checkpoint", fix)
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
+            if broken := archive.testzip():
+                raise ValueError(f"{broken} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any foreign file: torch raises whatever its parts do
         previous = path.with_name(path.name + PREVIOUS)

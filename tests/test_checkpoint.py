@@ -83,7 +83,12 @@ def test_a_failure_at_any_moment_leaves_the_old_file(
         return original(*args)
 
     if name in ("write", "flush"):
-        monkeypatch.setattr(Path, "open", lambda *_: Failing(path.with_name("x"), name))
+        real = Path.open
+
+        def opened(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            return Failing(self, name) if mode == "wb" else real(self, mode, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "open", opened)
     else:
         original = getattr(os, name)
         monkeypatch.setattr(checkpoint.os, name, fail)

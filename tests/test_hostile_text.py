@@ -38,7 +38,7 @@ from nlac_lightning.users.asked import hear
 from nlac_lightning.users.text import neutralise, user_words
 
 EXAMPLES = settings(
-    max_examples=int(os.environ.get("NLAC_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("NLAC_EXAMPLES", "100")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,

@@ -53,7 +53,7 @@ def problems(source: str) -> list[str]:
             found.append("starts a shell")
         if name == "torch.load" and keyword(call, "weights_only") != "True":
             found.append("torch.load without weights_only=True")
-        elif keyword(call, "weights_only") == "False":
+        elif "load" in name and keyword(call, "weights_only") == "False":
             found.append("weights_only=False")
         if keyword(call, "allow_pickle") == "True":
             found.append("allow_pickle=True")

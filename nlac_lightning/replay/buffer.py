@@ -326,21 +326,31 @@ class ReplayBuffer:
         with self._database.transaction() as connection:
             rows = connection.execute("PRAGMA integrity_check").fetchall()
             found = [f"integrity check: {row[0]}" for row in rows if row[0] != "ok"]
-            for table, rowid, *_ in connection.execute("PRAGMA foreign_key_check"):
-                found.append(f"row {rowid} of {table} belongs to no episode")
-            counted, summed = connection.execute(
-                "SELECT transitions, (SELECT total(num_turns) FROM episodes "
-                "WHERE evicted_by IS NULL) FROM meta"
-            ).fetchone()
-            if counted != summed:
-                found.append(f"{counted} transitions counted, {summed:.0f} stored")
-            for (episode_id,) in connection.execute(
-                "SELECT id FROM episodes ORDER BY id"
-            ).fetchall():
+            try:
+                found += self._misfits(connection)
+                ids = connection.execute("SELECT id FROM episodes ORDER BY id").fetchall()
+            except sqlite3.DatabaseError as error:  # the pages were named above
+                return found or [str(error)]
+            for (episode_id,) in ids:
                 try:
                     found += self._wrong(connection, episode_id)
                 except (ValueError, TypeError, sqlite3.DatabaseError) as error:
                     found.append(f"episode {episode_id}: {error}")
+        return found
+
+    @staticmethod
+    def _misfits(connection: sqlite3.Connection) -> list[str]:
+        """Turns without an episode, and a count that is not the sum."""
+        found = [
+            f"row {rowid} of {table} belongs to no episode"
+            for table, rowid, *_ in connection.execute("PRAGMA foreign_key_check")
+        ]
+        counted, summed = connection.execute(
+            "SELECT transitions, (SELECT total(num_turns) FROM episodes "
+            "WHERE evicted_by IS NULL) FROM meta"
+        ).fetchone()
+        if counted != summed:
+            found.append(f"{counted} transitions counted, {summed:.0f} stored")
         return found
 
     def _wrong(self, connection: sqlite3.Connection, episode_id: int) -> list[str]:

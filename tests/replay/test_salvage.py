@@ -85,11 +85,16 @@ def test_any_damaged_page_is_detected_and_the_rest_saved(path, tmp_path):
     for number in [0, 1, 2, *rng.sample(range(3, pages), 9)]:
         path.write_bytes(original)
         overwrite(path, number * PAGE, rng.randbytes(PAGE))
-        assert commands.check(path), f"page {number} of {pages}"
+        found = commands.check(path)
+        assert found, f"page {number} of {pages}"
+        if number > 2:  # that the file can be opened at all
+            assert any(f"page {number + 1}" in problem for problem in found), found
         out = tmp_path / f"out{number}.sqlite"
         kept, _ = salvage(path, out)
-        found = episodes(out)
-        assert len(found) == kept and all(found[i] == sound[i] for i in found)
+        saved_ones = episodes(out)
+        assert len(saved_ones) == kept
+        for i, episode in saved_ones.items():  # the page of the figures names codec and env
+            assert replace(episode, codec="codec-a", env="desk") == sound[i]
         assert commands.check(out) == []
         saved.append(kept)
     # the first page and that of the figures hold no episode; an inner page may hold many
@@ -112,7 +117,7 @@ def test_a_truncated_file_is_detected_and_its_start_saved(path, tmp_path, share)
     kept, _ = salvage(path, tmp_path / "out.sqlite")
     found = episodes(tmp_path / "out.sqlite")
     assert len(found) == kept and all(found[i] == sound[i] for i in found)
-    assert kept > 40 * share / 2
+    assert kept >= (20 if share > 0.5 else 0)  # the list of episodes may be what was cut off
     assert commands.check(tmp_path / "out.sqlite") == []
 
 
