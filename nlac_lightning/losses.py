@@ -116,7 +116,7 @@ class _RowLoss(torch.autograd.Function):
             with torch.enable_grad():
                 rows = a[i : i + chunk].detach().requires_grad_()
                 value = step(rows, b[i : i + chunk])
-            slopes.append(torch.autograd.grad(value.sum(), rows)[0])
+                slopes.append(torch.autograd.grad(value.sum(), rows)[0])
             values.append(value.detach())
         ctx.save_for_backward(torch.cat(slopes))
         return torch.cat(values)
