@@ -108,7 +108,7 @@ class _RowLoss(torch.autograd.Function):
     """Takes each row's gradient while its logits are there, so that none is computed twice."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, step: Callable[[Tensor, Tensor], Tensor], chunk: int, a: Tensor, b: Tensor
     ) -> Tensor:
         values, slopes = [], []
@@ -122,6 +122,6 @@ class _RowLoss(torch.autograd.Function):
         return torch.cat(values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, None]:
         (slopes,) = ctx.saved_tensors
         return None, None, slopes * gradient[:, None].to(slopes.dtype), None
