@@ -207,14 +207,14 @@ def _sft(bench: Bench, label: str, shared: int) -> list[Row]:
 
 
 def policy_rows(bench: Bench) -> list[Row]:
-    """(d): forward and backward of GRPO's loss on four groups of eight."""
+    """(d): forward and backward of GRPO's loss on two groups of eight."""
     backbone, tokens, size = bench.backbone, Texts(3), 8
-    prompts = [p for p in [tokens(256) for _ in range(4)] for _ in range(size)]
+    prompts = [p for p in [tokens(256) for _ in range(2)] for _ in range(size)]
     answers = [tokens(24 + 2 * (n % size)) for n in range(len(prompts))]
     advantages = torch.randn(len(prompts), generator=torch.Generator().manual_seed(0))
     trainer = trainer_of(
-        "grpo", bench, [{"prompt": "x"}] * 32,
-        per_device_train_batch_size=32, num_generations=size, loss_type="bnpo", beta=0.0,
+        "grpo", bench, [{"prompt": "x"}] * 16,
+        per_device_train_batch_size=16, num_generations=size, loss_type="bnpo", beta=0.0,
         epsilon=CLIP, temperature=1.0,
     )  # fmt: skip
     segments = [Segment(p + a, len(p)) for p, a in zip(prompts, answers, strict=True)]
@@ -249,5 +249,5 @@ def policy_rows(bench: Bench) -> list[Row]:
 
     trainer.current_gradient_accumulation_steps = 1
     check("(d)", ours(), theirs())
-    settings = bench.settings("4 prompts of 256 tokens, 8 answers of 24 to 38 tokens each")
+    settings = bench.settings("2 prompts of 256 tokens, 8 answers of 24 to 38 tokens each")
     return [Row("(d) GRPO loss step, TRL / ours", best(theirs, 2) / best(ours, 2), "x", settings)]

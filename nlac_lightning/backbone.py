@@ -258,7 +258,7 @@ class Backbone(nn.Module):
                 layer._active_adapter, layer._disable_adapters = active, disabled
 
     @property
-    def _head(self) -> nn.Module:
+    def _head(self) -> Any:
         return self.model.get_base_model().get_output_embeddings()
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,7 +145,7 @@ def update_tokens(module: NLAC, data: ReplayDataModule) -> UpdateTokens:
     ids = [np.asarray(roles.codec.messages(opening)) for opening in openings]
     state, shared = tuple(ids[0].tolist()), common_prefix(ids[0], ids[-1])
     text = "so it will go on"
-    fields = {
+    fields: dict[str, dict[str, Any]] = {
         "policy": {},
         "successor": {"action": text},
         "backup": {

@@ -108,7 +108,7 @@ class _RowLoss(torch.autograd.Function):
     """Takes each row's gradient while its logits are there, so that none is computed twice."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, step: Callable[[Tensor, Tensor], Tensor], chunk: int, a: Tensor, b: Tensor
     ) -> Tensor:
         values, slopes = [], []
@@ -116,12 +116,12 @@ class _RowLoss(torch.autograd.Function):
             with torch.enable_grad():
                 rows = a[i : i + chunk].detach().requires_grad_()
                 value = step(rows, b[i : i + chunk])
-            slopes.append(torch.autograd.grad(value.sum(), rows)[0])
+                slopes.append(torch.autograd.grad(value.sum(), rows)[0])
             values.append(value.detach())
         ctx.save_for_backward(torch.cat(slopes))
         return torch.cat(values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, None]:
         (slopes,) = ctx.saved_tensors
         return None, None, slopes * gradient[:, None].to(slopes.dtype), None

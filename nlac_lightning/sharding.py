@@ -128,7 +128,7 @@ class _Shards1:
         self, decoder: nn.Module, kept: set[nn.Parameter], options: dict[str, Any]
     ) -> None:
         self._decoder = decoder
-        self._bare: Sequence[nn.Module] = list(decoder.layers)  # type: ignore[union-attr, arg-type]
+        self._bare: Sequence[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
         self._layers = []
         for layer in self._bare:
             _make_contiguous(layer)

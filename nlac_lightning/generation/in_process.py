@@ -270,11 +270,11 @@ class InProcessGenerator:
             if not keep:
                 break
             if len(keep) < len(active):
-                source = _close_ranks(keep)
-                active = [active[slot] for slot in source]
-                lengths, visible = lengths[source], visible[source]
+                order = _close_ranks(keep)
+                active = [active[slot] for slot in order]
+                lengths, visible = lengths[order], visible[order]
                 for layer in layers:
-                    layer.reorder(source)
+                    layer.reorder(order)
             last = torch.tensor([[ids[b][-1]] for b in active])
             end = longest + step + 1
             hidden = self.backbone.forward_step(
