@@ -75,7 +75,8 @@ class HeldOutEvaluation(lightning.Callback):
         evaluator = pl_module.evaluator()
         tasks = list(evaluator.env.tasks(self.split))[: self.tasks]
         adapter = "base" if policy == "base" else "online"
-        with tqdm(total=len(tasks), desc=f"{policy} on {self.split} tasks", leave=False) as bar:
+        total = len(tasks) * evaluator.config.trials
+        with tqdm(total=total, desc=f"{policy} on {self.split} tasks", leave=False) as bar:
             episodes = evaluator.play(tasks, adapter, policy, bar.update)
         result = EvaluationResult(policy, self.split, episodes, evaluator.env.name)
         self.results[policy] = result
