@@ -80,7 +80,8 @@ class HeldOutEvaluation(lightning.Callback):
         tasks = list(evaluator.env.tasks(self.split))[: self.tasks]
         own = tasks[rank() :: world_size()]
         adapter = "base" if policy == "base" else "online"
-        bar = tqdm(total=len(own), desc=f"{policy} on {self.split} tasks", leave=False)
+        total = len(own) * evaluator.config.trials
+        bar = tqdm(total=total, desc=f"{policy} on {self.split} tasks", leave=False)
         with bar, pl_module.backbone.whole():
             played = gather(evaluator.play(own, adapter, policy, bar.update))
         order = {task.id: i for i, task in enumerate(tasks)}

@@ -35,8 +35,10 @@ from nlac_lightning.errors import ConfigError, require_positive
 PAGES = {task.subdomain: task for task in ALL_MINIWOB_TASKS}
 """BrowserGym's task class of each page."""
 
-ACTIONS = ("click", "dblclick", "fill", "select_option", "press", "hover", "focus", "clear")
-ACTIONS += ("scroll", "drag_and_drop")
+ACTIONS = (
+    "click", "dblclick", "fill", "select_option", "press", "hover", "focus", "clear", "scroll",
+    "drag_and_drop",
+)  # fmt: skip
 """BrowserGym's actions on elements. Those that leave the page, read files or wait are left out."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

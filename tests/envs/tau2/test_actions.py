@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlac_lightning.envs.tau2.actions import (
@@ -113,6 +113,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)  # a busy machine is no fault of the parser
 @given(st.text(st.characters(exclude_categories=["Cs"])), VALUES, st.sampled_from(STYLES))
 def test_what_is_written_is_read_again(note: str, to: Any, style: str) -> None:
     call = Call("pay", {"amount": 1.5, "note": note, "to": to})
@@ -122,6 +123,7 @@ def test_what_is_written_is_read_again(note: str, to: Any, style: str) -> None:
     assert parse(text, TOOLS) == call
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

@@ -242,4 +242,5 @@ def test_a_conversation_beyond_the_models_positions_is_truncated_and_recorded(
         assert episode.reason == "token_limit" and episode.total_reward == 0
         assert episode.turns[-1].truncated and not episode.turns[-1].terminated
         assert len(episode.state_ids(len(episode.turns))) > 15_000
-    assert generator.counts["too_long"] == 2 == len(episodes)
+    assert len(episodes) == 2
+    assert generator.counts["too_long"] == 1, "the two states are equal, so they are asked once"
