@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -77,6 +77,16 @@ def lora_config(config: BackboneConfig) -> LoraConfig:
     )
 
 
+def with_adapter(base: nn.Module, config: BackboneConfig) -> PeftModel:
+    """The base with a new ``online`` adapter; ConfigError if it has no layer to adapt."""
+    try:
+        return get_peft_model(base, lora_config(config), adapter_name="online")
+    except ValueError as error:
+        raise ConfigError(
+            "model.backbone.target_modules", str(error), "name layers that the model has"
+        ) from error
+
+
 class Backbone(nn.Module):
     """The language model that plays all roles.
 
@@ -110,14 +120,8 @@ class Backbone(nn.Module):
             base.set_attn_implementation(tree_attention.NAME)
         if device.type == "cpu" and config.quantization == "none":
             _store_for_small_batches(base)
-        lora = lora_config(config)
-        try:
-            self.model = get_peft_model(base, lora, adapter_name="online")
-        except ValueError as error:
-            raise ConfigError(
-                "model.backbone.target_modules", str(error), "name layers that the model has"
-            ) from error
-        self.model.add_adapter("target", lora)
+        self.model = with_adapter(base, config)
+        self.model.add_adapter("target", lora_config(config))
         self._layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
         if config.gradient_checkpointing:
             self.model.get_base_model().gradient_checkpointing_enable()
@@ -315,7 +319,9 @@ def _fingerprint(model: nn.Module) -> str:
     for name, weight in sorted(model.named_parameters()):
         if ("norm" in name or "embed" in name) and not weight.is_meta:
             some = weight.detach().flatten()[:: max(1, weight.numel() // 1024)]
-            digest.update(some.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy())
+            digest.update(
+                some.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
+            )
     return digest.hexdigest()
 
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nlac_lightning.algorithms.nlac import NLAC
-from nlac_lightning.backbone import BackboneConfig, lora_config
+from nlac_lightning.backbone import BackboneConfig, with_adapter
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.generation.base import ADAPTERS
 from nlac_lightning.models import load_errors, load_tokenizer, pick_dtype, resolve
@@ -68,7 +67,7 @@ def model_size(config: BackboneConfig) -> ModelSize:
         weights = sum(p.numel() for p in model.parameters())
         decoder = model.get_decoder()
         linear = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
-        peft = get_peft_model(model, lora_config(config), adapter_name="online")
+        peft = with_adapter(model, config)
     adapter = sum(p.numel() for name, p in peft.named_parameters() if "lora_" in name)
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads

@@ -50,7 +50,7 @@ DEADLINE = 900
 SMALL = """
 model:
   init_args:
-    backbone: {name: MODEL, lora_r: 2, dtype: float32}
+    backbone: {name: MODEL, lora_r: 2, dtype: float32, target_modules: all-linear}
     warmup: {min_steps: 0, max_steps: 0}
     evaluation: {critic_steps: 2, limits: {max_turns: 2}}
 data:

@@ -94,6 +94,7 @@ def test_the_report(tiny_llama_path: str, tmp_path: Path) -> None:
     options = ["--config", str(CONFIGS / "quickstart.yaml")]
     options += ["--config", str(CONFIGS / "strategy/ddp.yaml")]
     options += ["--model.init_args.backbone.name", tiny_llama_path]
+    options += ["--model.init_args.backbone.target_modules", "all-linear"]
     options += ["--trainer.default_root_dir", str(tmp_path)]
     text = doctor.report(options)
     for part in ("CPU cores", "bitsandbytes 0", "dtype:", "base weights", "decoding", "in all"):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -338,12 +339,16 @@ class Algorithm(lightning.LightningModule):
             values[f"gen/{name}"] = costs.get(name, 0.0)
         self.log_dict(values, batch_size=batch_size)
 
+    def whole(self) -> AbstractContextManager[None]:
+        """See :meth:`Backbone.whole`; a policy behind an endpoint has no base to hold."""
+        return self.backbone.whole() if hasattr(self, "backbone") else nullcontext()
+
     def on_validation_epoch_start(self) -> None:
         self._episodes = []
 
     def validation_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with the trained policy."""
-        with self.backbone.whole():
+        with self.whole():
             self._episodes += self.evaluator().play(batch, "online", "trained")
 
     def on_validation_epoch_end(self) -> None:
@@ -358,7 +363,7 @@ class Algorithm(lightning.LightningModule):
     def test_step(self, batch: list[Task], batch_idx: int) -> None:
         """Play a batch of tasks with each tested policy, and again what failed, if configured."""
         evaluator = self.evaluator()
-        with self.backbone.whole():
+        with self.whole():
             for policy, adapter in self.tested().items():
                 actor = self.actor(adapter)
                 for label, records in evaluator.play_with_retries(batch, policy, actor):
@@ -391,7 +396,7 @@ class Algorithm(lightning.LightningModule):
 
         Plain dictionaries, since Lightning refuses predictions that are frozen dataclasses.
         """
-        with self.backbone.whole():
+        with self.whole():
             return [asdict(record) for record in self.evaluator().play(batch, "online", "trained")]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

@@ -141,7 +141,7 @@ class NLAC(Algorithm):
 
     def training_step(self, batch: list[Transition], batch_idx: int) -> None:
         """One iteration: targets for the whole batch, then one gradient step."""
-        with self.backbone.whole():
+        with self.whole():
             examples, metrics = self._targets(batch, self._seed())
         metrics |= self.optimize(examples)
         metrics["policy_learns"] = float(self.gate.is_open)

@@ -38,7 +38,7 @@ def backbone(tiny_llama_path: str) -> Backbone:
     for adapter in ("online", "target"):
         for parameter in backbone.adapter_parameters(adapter).values():
             nn.init.normal_(parameter, std=0.3)
-    return backbone
+    return backbone.double()  # in float32 such large adapters alone cost 3e-5 of the gradient
 
 
 def log_p(backbone: Backbone, adapter: str, ids: Sequence[int], n: int) -> Tensor:
@@ -94,7 +94,7 @@ def test_loss_and_gradient_equal_the_plain_computation(
     assert found.keys() == expected.keys()
     whole = torch.cat([gradient.flatten() for gradient in expected.values()])
     error = torch.cat([found[name].flatten() for name in expected]) - whole
-    assert error.norm() < 1e-5 * whole.norm()
+    assert error.norm() < 1e-6 * whole.norm()
     assert metrics["example_tokens"] == sum(len(example.ids) for example in EXAMPLES)
     if pack_tokens == 1000:
         assert len(losses) == 1

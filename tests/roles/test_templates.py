@@ -23,7 +23,7 @@ VALUES = {
     "evaluator": {"action": "go", "descriptions": ["one future", "another"]},
     "refinement": {"action": "go", "critique": "bad"},
     "aggregation": {"action": "go", "returns": [1.0], "rollouts": ["one way"], "replies": ["ok"]},
-    "hindsight": {"action": "go", "rollouts": ["one way", "another"]},
+    "hindsight": {"action": "go", "rollouts": ["one way", "another"], "returns": [1.0, 0.0]},
 }
 COMMON = {"opening": "hello", "observation": "so?", "agent": "Agent"}
 
