@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nlac_lightning.errors import ConfigError, require_positive
-from nlac_lightning.replay.connection import BufferWriteError, Database, damaged
+from nlac_lightning.replay.connection import BufferWriteError, Database, damaged, integrity
 from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.replay.schema import (
     INSERT_EPISODE,
@@ -323,19 +323,19 @@ class ReplayBuffer:
 
     def problems(self) -> list[str]:
         """What is wrong with the file, one sentence each; empty if every episode can be read."""
-        with self._database.transaction() as connection:
-            rows = connection.execute("PRAGMA integrity_check").fetchall()
-            found = [f"integrity check: {row[0]}" for row in rows if row[0] != "ok"]
-            try:
+        found: list[str] = []
+        try:
+            with self._database.transaction() as connection:
+                found += integrity(connection)
                 found += self._misfits(connection)
                 ids = connection.execute("SELECT id FROM episodes ORDER BY id").fetchall()
-            except sqlite3.DatabaseError as error:  # the pages were named above
-                return found or [str(error)]
-            for (episode_id,) in ids:
-                try:
-                    found += self._wrong(connection, episode_id)
-                except (ValueError, TypeError, sqlite3.DatabaseError) as error:
-                    found.append(f"episode {episode_id}: {error}")
+                for (episode_id,) in ids:
+                    try:
+                        found += self._wrong(connection, episode_id)
+                    except (ValueError, TypeError, sqlite3.DatabaseError) as error:
+                        found.append(f"episode {episode_id}: {error}")
+        except ConfigError as error:  # a bad page fails any query, even the transaction's end
+            return found or [str(error)]
         return found
 
     @staticmethod

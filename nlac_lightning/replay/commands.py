@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 from nlac_lightning.errors import ConfigError
@@ -61,18 +59,7 @@ def check(path: str | Path) -> list[str]:
         with ReplayBuffer(path, read_only=True) as buffer:
             return buffer.problems()
     except ConfigError as error:
-        return [str(error), *_damaged_pages(path)]
-
-
-def _damaged_pages(path: str | Path) -> list[str]:
-    """What SQLite finds wrong in a file that cannot be opened as a buffer."""
-    uri = f"{Path(path).resolve().as_uri()}?mode=ro"
-    try:
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
-            rows = connection.execute("PRAGMA integrity_check").fetchall()
-    except sqlite3.DatabaseError:  # no database at all, as was said
-        return []
-    return [f"integrity check: {row[0]}" for row in rows if row[0] != "ok"]
+        return [str(error)]
 
 
 def salvage_episodes(path: str | Path, out: str | Path) -> str:

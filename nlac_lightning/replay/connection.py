@@ -112,6 +112,16 @@ def damaged(path: Path, cause: object) -> ConfigError:
     )
 
 
+def integrity(connection: sqlite3.Connection) -> list[str]:
+    """What SQLite's own check finds wrong, one sentence each."""
+    check = "SELECT integrity_check FROM pragma_integrity_check"
+    try:
+        rows = connection.execute(check).fetchall()
+    except sqlite3.DatabaseError:  # a bad page ends the check in an error, after it was named
+        rows = connection.execute(f"{check} LIMIT 1").fetchall()
+    return [f"integrity check: {row[0]}" for row in rows if row[0] != "ok"]
+
+
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if read_only and not path.is_file():
         raise ConfigError(str(path), "no such file", "name the replay.sqlite of a run")

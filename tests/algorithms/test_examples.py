@@ -88,9 +88,9 @@ def test_loss_and_gradient_equal_the_plain_computation(
 
     metrics = accumulate(backbone, EXAMPLES, pack_tokens, backward)
     found = gradients(backbone)
-    assert sum(losses) == pytest.approx(total, rel=1e-5)
+    assert sum(losses) == pytest.approx(total, rel=1e-5)  # the head's part is in float32
     for name, values in by_name.items():
-        assert metrics[name] == pytest.approx(sum(values) / len(values), rel=1e-5)
+        assert metrics[name] == pytest.approx(sum(values) / len(values), rel=1e-5, abs=1e-6)
     assert found.keys() == expected.keys()
     whole = torch.cat([gradient.flatten() for gradient in expected.values()])
     error = torch.cat([found[name].flatten() for name in expected]) - whole
