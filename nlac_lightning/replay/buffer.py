@@ -335,7 +335,7 @@ class ReplayBuffer:
                     except (ValueError, TypeError, sqlite3.DatabaseError) as error:
                         found.append(f"episode {episode_id}: {error}")
         except ConfigError as error:  # a bad page fails any query, even the transaction's end
-            return found or [str(error)]
+            return [str(error), *found]
         return found
 
     @staticmethod

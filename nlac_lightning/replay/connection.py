@@ -119,7 +119,8 @@ def integrity(connection: sqlite3.Connection) -> list[str]:
         rows = connection.execute(check).fetchall()
     except sqlite3.DatabaseError:  # a bad page ends the check in an error, after it was named
         rows = connection.execute(f"{check} LIMIT 1").fetchall()
-    return [f"integrity check: {row[0]}" for row in rows if row[0] != "ok"]
+    texts = (" ".join(row[0].split()) for row in rows)
+    return [f"integrity check: {text}" for text in texts if text != "ok"]
 
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
