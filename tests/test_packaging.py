@@ -84,7 +84,7 @@ def test_wheel_works_outside_the_checkout(project: Path, fresh_python: Path) -> 
         path.relative_to(project).as_posix()
         for top in (".", "callbacks", "configs")
         for path in (project / "nlac_lightning" / top).rglob("*")
-        if path.suffix in {".py", ".yaml", ".jinja", ".typed"}
+        if path.suffix in {".py", ".yaml", ".jinja", ".typed", ".json", ".safetensors"}
     }
     assert packed == source
     pip(fresh_python, str(wheel))

@@ -114,11 +114,12 @@ def damaged(path: Path, cause: object) -> ConfigError:
 
 def integrity(connection: sqlite3.Connection) -> list[str]:
     """What SQLite's own check finds wrong, one sentence each."""
-    check = "SELECT integrity_check FROM pragma_integrity_check"
+    every = "SELECT integrity_check FROM pragma_integrity_check"
+    first = "SELECT integrity_check FROM pragma_integrity_check LIMIT 1"
     try:
-        rows = connection.execute(check).fetchall()
+        rows = connection.execute(every).fetchall()
     except sqlite3.DatabaseError:  # a bad page ends the check in an error, after it was named
-        rows = connection.execute(f"{check} LIMIT 1").fetchall()
+        rows = connection.execute(first).fetchall()
     texts = (" ".join(row[0].split()) for row in rows)
     return [f"integrity check: {text}" for text in texts if text != "ok"]
 

@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -117,7 +118,7 @@ class Result:
 
 
 Commands = Callable[[list[tuple[Path, list[str]]]], list[Result]]
-Start = Callable[[Path, list[str]], "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="session")
@@ -141,16 +142,21 @@ def commands() -> Commands:
 
 @pytest.fixture(scope="session")
 def start() -> Start:
-    """Start ``python -m nlac_lightning.cli`` in a folder."""
+    """Start ``python -m nlac_lightning.cli``, or another program, in a folder."""
 
-    def popen(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
+    def popen(
+        folder: Path,
+        arguments: list[str],
+        program: Sequence[str] = ("-m", "nlac_lightning.cli"),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "nlac_lightning.cli", *arguments],
+            [sys.executable, *program, *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **environment},
         )
 
     return popen

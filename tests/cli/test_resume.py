@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import time
@@ -123,6 +124,64 @@ def test_interrupted_rollouts_keep_committed_episodes(
     (done,) = commands([(tmp_path, resume)])
     assert done.code == 0, done.err
     assert _episodes(tmp_path)[: len(kept)] == kept
+
+
+SLOW_DISK = """
+import time
+from nlac_lightning.callbacks import InterruptCheckpoint
+from nlac_lightning.cli import main
+
+def save(self, trainer, module):
+    print("saving", flush=True)
+    time.sleep(120)
+
+InterruptCheckpoint._save = save
+main()
+"""
+
+
+def test_a_second_ctrl_c_stops_at_once(
+    start: Callable[..., Any], config: str, tmp_path: Path
+) -> None:
+    run = start(tmp_path, ["fit", "--config", config], ["-c", SLOW_DISK])
+    _wait(lambda: (tmp_path / "run/periodic/step2.ckpt").exists(), run)
+    run.send_signal(signal.SIGINT)
+    while "saving" not in (line := run.stdout.readline()):
+        assert line, run.communicate()
+    began = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert run.returncode == 130, err
+    assert "Traceback" not in err
+    assert _checkpoint(tmp_path)["global_step"] >= 2  # the one before is whole
+
+
+def test_slurm_requeues_after_the_checkpoint(
+    start: Callable[..., Any], config: str, whole_run: Path, tmp_path: Path
+) -> None:
+    """SLURM is not here: a stand-in for ``scontrol`` notes what it is asked."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f"#!/bin/sh\necho \"$@\" >> '{tmp_path}/asked'\n")
+    scontrol.chmod(0o755)
+    slurm = {
+        "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
+        **{"SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1"},
+        **{"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+        "SLURM_NODELIST": "localhost",
+    }
+    run = start(tmp_path, ["fit", "--config", config], environment=slurm)
+    _wait(lambda: (tmp_path / "run/periodic/step2.ckpt").exists(), run)
+    run.send_signal(signal.SIGUSR1)
+    _, err = run.communicate()
+    assert "SIGUSR1: stopping with a checkpoint" in err
+    assert (tmp_path / "asked").read_text() == "requeue 42\n", err
+    # the job starts again with the very same command
+    run = start(tmp_path, ["fit", "--config", config], environment=slurm)
+    _, err = run.communicate()
+    assert run.returncode == 0, err
+    _assert_equal(tmp_path, whole_run)
 
 
 def _count(folder: Path) -> int:
