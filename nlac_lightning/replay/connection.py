@@ -112,14 +112,16 @@ def damaged(path: Path, cause: object) -> ConfigError:
     )
 
 
+EVERY_FAULT = "SELECT integrity_check FROM pragma_integrity_check"
+FIRST_FAULT = "SELECT integrity_check FROM pragma_integrity_check LIMIT 1"
+
+
 def integrity(connection: sqlite3.Connection) -> list[str]:
     """What SQLite's own check finds wrong, one sentence each."""
-    every = "SELECT integrity_check FROM pragma_integrity_check"
-    first = "SELECT integrity_check FROM pragma_integrity_check LIMIT 1"
     try:
-        rows = connection.execute(every).fetchall()
+        rows = connection.execute(EVERY_FAULT).fetchall()
     except sqlite3.DatabaseError:  # a bad page ends the check in an error, after it was named
-        rows = connection.execute(first).fetchall()
+        rows = connection.execute(FIRST_FAULT).fetchall()
     texts = (" ".join(row[0].split()) for row in rows)
     return [f"integrity check: {text}" for text in texts if text != "ok"]
 
