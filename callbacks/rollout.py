@@ -24,7 +24,7 @@ from nlac_lightning.policy_gradient.sampler import informative, make_groups, new
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.codec import clean
-from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits, remember_path
 
 log = logging.getLogger(__name__)
 
@@ -153,15 +153,19 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         data, _ = _parts(trainer, pl_module)
         missing = self.initial_episodes - sum(data.marks())
-        if self._resumed and self._marks is None:  # stopped in them; their episodes are kept
-            self.turns = sum(data.turns())
         if self._plan is not None and not self._resumed:  # what a kept file holds is not ours
             missing = self._plan.episodes
-        if missing > 0:
+        stopped_in_them = self._resumed and self._marks is None
+        if stopped_in_them:  # their episodes are kept, and what they found
+            self.turns = sum(data.turns())
+            if self.initial_exploration.kind == "return":
+                for episode in data.buffer.iter_episodes():
+                    remember_path(self._paths, episode.task_id, episode.turns)
+        if missing > 0 or (stopped_in_them and self._plan is not None):
             # those of a run that was killed meanwhile
             played = {seed for part in gather(data.buffer.seeds()) for seed in part}
             fresh = (n for n in itertools.count() if self._seed(n) not in played)
-            numbers = list(itertools.islice(fresh, missing))
+            numbers = list(itertools.islice(fresh, max(missing, 0)))
             self._collect(trainer, pl_module, numbers, self.initial_exploration, show=True)
         if self._done is not None and self._done < trainer.global_step:
             self._after_step(trainer, pl_module)  # a step that was stopped before its end
