@@ -44,6 +44,7 @@ class InterruptCheckpoint(lightning.Callback):
     """
 
     def __init__(self) -> None:
+        self._trainer: lightning.Trainer | None = None
         self._asked: int | None = None
         self._at_once = False
         self._before: dict[int, Any] = {}
@@ -64,6 +65,7 @@ class InterruptCheckpoint(lightning.Callback):
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
+        self._trainer = trainer
         self._asked, self._at_once = None, False
         self._alone, self._together = trainer.world_size == 1, False
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -86,6 +88,13 @@ class InterruptCheckpoint(lightning.Callback):
             raise KeyboardInterrupt
         if isinstance(pl_module, Algorithm):
             self._step, self._progress = trainer.global_step, copy.deepcopy(pl_module.progress())
+
+    def on_train_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        self._trainer = None
+        if self._alone and self._asked is not None:
+            raise KeyboardInterrupt
 
     def teardown(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
@@ -148,5 +157,10 @@ class InterruptCheckpoint(lightning.Callback):
             raise KeyboardInterrupt
         self._asked = number
         log.info("%s: stopping with a checkpoint", signal.Signals(number).name)
-        if self._alone:
+        if self._alone and not self._last_step_ends():
             interrupts.stop()
+
+    def _last_step_ends(self) -> bool:
+        """Whether all gradient steps are made; what belongs to the last one is not made again."""
+        trainer = self._trainer
+        return trainer is not None and trainer.global_step == trainer.max_steps

@@ -43,7 +43,7 @@ class RolloutCallback(lightning.Callback):
     Args:
         initial_episodes: episodes that the buffer must have held before the first gradient step.
         episodes: episodes of each later collection; 0 trains on what is in the buffer (offline).
-        every_n_steps: gradient steps between collections.
+        every_n_steps: gradient steps between collections; none follows the last step.
         initial_exploration: exploration of the initial episodes.
         exploration: exploration of the later ones.
         initial_tasks: number of training tasks that the initial episodes go over again and again;
@@ -188,6 +188,11 @@ class RolloutCallback(lightning.Callback):
 
     def _after_step(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         data, module = _parts(trainer, pl_module)
+        if trainer.global_step == trainer.max_steps:
+            # nothing would be trained on them; a run continued with more steps plays them
+            for logger in trainer.loggers:
+                logger.log_metrics(self._costs(data, module), step=trainer.global_step)
+            return
         due = self.episodes and trainer.global_step % self.every_n_steps == 0
         if due and self.ahead:
             for episode in self._join(trainer, pl_module):
@@ -269,16 +274,19 @@ class RolloutCallback(lightning.Callback):
         totals = Totals.of(played, self._paths)
         self.turns += totals.turns
         self._paths |= totals.paths
-        branches = sums(gather(dict(module.counts)))
-        scalars = totals.scalars() | {
-            "rollout/seconds": played.seconds,
-            # what the algorithm itself plays while it trains is paid for as well
-            "env/episodes": sum(data.marks()) + branches.get("branch_episodes", 0.0),
-            "env/turns": self.turns + branches.get("branch_turns", 0.0),
-        }
+        scalars = totals.scalars() | {"rollout/seconds": played.seconds}
+        scalars |= self._costs(data, module)
         for logger in trainer.loggers:
             logger.log_metrics(scalars | (more or {}), step=trainer.global_step)
         return scalars
+
+    def _costs(self, data: ReplayDataModule, module: Algorithm) -> dict[str, float]:
+        """What all processes have played so far, the algorithm's own rollouts included."""
+        branches = sums(gather(dict(module.counts)))
+        return {
+            "env/episodes": sum(data.marks()) + branches.get("branch_episodes", 0.0),
+            "env/turns": self.turns + branches.get("branch_turns", 0.0),
+        }
 
     def _again(self, buffer: ReplayBuffer, collections: int) -> list[tuple[Task, int]]:
         """Further tasks to play with the same policy, until enough groups tell actions apart."""

@@ -129,7 +129,7 @@ def test_interrupted_rollouts_keep_committed_episodes(
 SLOW = """
 import time
 from nlac_lightning.algorithms.base import OptimizerConfig
-from nlac_lightning.callbacks import InterruptCheckpoint
+from nlac_lightning.callbacks import EMACallback, InterruptCheckpoint
 from nlac_lightning.cli import main
 
 def slow(owner, name, reached):
@@ -181,6 +181,19 @@ def test_a_second_ctrl_c_stops_at_once(
     assert "continue with" not in err
     # the one before is whole; the half-made third step is not in it
     assert _checkpoint(tmp_path)["global_step"] in ((2, 3, 4, 5) if where == SAVING else (2,))
+
+
+def test_a_stop_after_the_last_step_leaves_nothing_of_it_undone(
+    start: Callable[..., Any], config: str, whole_run: Path, tmp_path: Path
+) -> None:
+    where = 'slow(EMACallback, "_update", lambda trainer, _: trainer.global_step == 6)'
+    program = SLOW.replace("WHERE", where).replace("SECONDS", "2")
+    run = start(tmp_path, ["fit", "--config", config], ["-c", program])
+    _there(run)
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate()
+    assert "continue with --ckpt_path" in err
+    _assert_equal(tmp_path, whole_run)
 
 
 def test_a_scheduler_may_repeat_its_signal(
