@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -15,11 +14,9 @@ from lightning.pytorch.cli import (
 )
 
 from nlac_lightning.algorithms.base import Algorithm
-from nlac_lightning.callbacks import RolloutCallback
 from nlac_lightning.checkpoint import read_checkpoint
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.errors import ConfigError
-from nlac_lightning.replay.buffer import ReplayBuffer
 
 AUTOMATIC = {
     "gradient_clip_val": (None, "model.init_args.optimizer.clip_norm"),
@@ -84,32 +81,6 @@ class NLACCommandLine(LightningCLI):
         threads = self._setting("threads")
         if threads:
             torch.set_num_threads(threads)
-
-    def before_fit(self) -> None:
-        """Refuse ``--ckpt_path last`` where a new run would begin and empty the buffer."""
-        callbacks = self.trainer.checkpoint_callbacks
-        folders = [
-            Path(c.dirpath) for c in callbacks if isinstance(c, ModelCheckpoint) and c.dirpath
-        ]
-        found = any(any(folder.glob("last*.ckpt")) for folder in folders)
-        if self._setting("ckpt_path") != "last" or found:
-            return
-        path = self.datamodule.buffer_path(self.trainer.default_root_dir)
-        rollouts = [
-            c
-            for c in self.trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(c, RolloutCallback)
-        ]
-        if path.is_file() and any(c.fresh and c.episodes for c in rollouts):
-            with ReplayBuffer(path, read_only=True) as buffer:
-                held = buffer.num_episodes
-            if held:
-                raise ConfigError(
-                    "ckpt_path",
-                    f"there is no last checkpoint, and a new run would empty {path} of its "
-                    f"{held} episodes",
-                    "name the checkpoint's file, or leave ckpt_path out to start anew",
-                )
 
     def _setting(self, name: str) -> Any:
         subcommand = self.config.get("subcommand")
