@@ -42,17 +42,21 @@ class Pinned:
 
     def __init__(self, generator: VLLMGenerator, handed: dict[str, Handed]) -> None:
         self._generator, self._handed = generator, handed
-        self._released = False
+        self._revoked = False
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Complete all requests, in their order; RuntimeError once it is released."""
-        if self._released:
-            raise RuntimeError("these adapters were let go")
+        """Complete all requests, in their order; RuntimeError once it is revoked."""
+        if self._revoked:
+            raise RuntimeError("nobody waits for an answer any more")
         return self._generator.generate_with(requests, self._handed)
+
+    def revoke(self) -> None:
+        """Refuse further requests, without waiting for one that the engine is at."""
+        self._revoked = True
 
     def release(self) -> None:
         """Let go of the adapters, so that old ones are deleted."""
-        self._released = True
+        self.revoke()
         self._generator.hand_over.unpin(self._handed)
 
 
@@ -118,7 +122,8 @@ class VLLMGenerator:
             for r in fitting
             if r is not None
         ]
-        answers = iter(self._ask(asked) if asked else [])
+        found = self._ask(asked) if asked else []
+        answers = iter(found)
         out = []
         for request, fitted in zip(requests, fitting, strict=True):
             version = handed[request.adapter].version
@@ -128,7 +133,9 @@ class VLLMGenerator:
                 out.append(self._completion(fitted, next(answers), version))
         with self._turn:  # another thread counts as well
             self.seconds += time.perf_counter() - began
-            self.counts["prompt_tokens"] += sum(len(request["ids"]) for request in asked)
+            prompts = sum(len(request["ids"]) for request in asked)
+            self.counts["prompt_tokens"] += prompts
+            self.counts["prefilled_tokens"] += prompts - sum(a.get("cached", 0) for a in found)
             self.counts["generated_tokens"] += sum(len(completion.ids) for completion in out)
             self.counts["too_long"] += len(requests) - len(asked)
         return out

@@ -2,8 +2,9 @@
 
 Both take the same requests: ``{"ids", "lora", "sampling"}``, where ``sampling`` holds arguments of
 vLLM's ``SamplingParams`` and ``lora`` those of its ``LoRARequest``. They give ``{"ids", "logprobs",
-"reason"}``, with ``prompt`` where the prompt's own log-probabilities were asked for, or
-``{"error"}`` for a request that vLLM refuses.
+"cached", "reason"}``, where ``cached`` counts the prompt's tokens that were not computed again,
+with ``prompt`` where the prompt's own log-probabilities were asked for; or ``{"error"}`` for a
+request that vLLM refuses.
 """
 
 from __future__ import annotations
@@ -156,11 +157,13 @@ class Server:
             return {"error": response.body[:300].decode(errors="replace")}
         if response.status != 200:
             raise self._refused(response)
-        choice = json.loads(response.body)["choices"][0]
+        said = json.loads(response.body)
+        choice, details = said["choices"][0], said["usage"].get("prompt_tokens_details")
         answer = {
             "ids": choice["token_ids"],
             "logprobs": choice["logprobs"]["token_logprobs"],
             "reason": choice["finish_reason"],
+            "cached": (details or {}).get("cached_tokens", 0),
         }
         if choice.get("prompt_logprobs"):  # the first token has none
             ids, tables = request["ids"][1:], choice["prompt_logprobs"][1:]

@@ -4,10 +4,11 @@ package installed there.
 Reads JSON lines and answers each with one that has its ``id``. What vLLM prints goes to standard
 error. When the pipe closes, so does this process, in the middle of a text as well.
 
-    {"id", "start": settings}                          ->  {"id", "max_tokens"}
-    {"id", "complete": [{"ids", "lora", "sampling"}]}  ->  {"id", "completions": [{"ids",
-                                                  "logprobs", "prompt", "reason"} or {"error"}]}
-    {"id", "sleep": true or false}                     ->  {"id"}
+    {"id", "start": settings}        ->  {"id", "max_tokens"}
+    {"id", "complete": [request]}    ->  {"id", "completions": [answer]}
+    {"id", "sleep": true or false}   ->  {"id"}
+
+Requests and answers are those of :mod:`vllm_engines`.
 """
 
 import json
@@ -93,12 +94,14 @@ def generate(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def completion(output: Any) -> dict[str, Any]:
-    """Ids, the log-probability of each (and of the prompt's, if asked for), and why it ended."""
+    """Ids, the log-probability of each (and of the prompt's, if asked for), how many of the
+    prompt's tokens were cached, and why it ended."""
     first = output.outputs[0]
     answer = {
         "ids": list(first.token_ids),
         "logprobs": chosen(first.token_ids, first.logprobs),
         "reason": first.finish_reason,
+        "cached": output.num_cached_tokens or 0,
     }
     if output.prompt_logprobs:  # the first token has none
         answer["prompt"] = chosen(output.prompt_token_ids[1:], output.prompt_logprobs[1:])

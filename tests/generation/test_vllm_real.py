@@ -6,6 +6,8 @@ docs/scale.md says how to make one for CPUs.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,10 +16,11 @@ import torch
 
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.backbone import Backbone, BackboneConfig
-from nlac_lightning.generation.base import Request, Sampling
+from nlac_lightning.generation.base import ADAPTERS, TOO_LONG, EngineError, Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.generation.vllm import VLLMGenerator
 from nlac_lightning.generation.vllm_engines import GenerationConfig
+from nlac_lightning.prefix_tree import pack_tree
 
 PYTHON = os.environ.get("NLAC_VLLM_PYTHON", "")
 OPTIONS = {
@@ -64,3 +67,88 @@ def test_the_whole_loop(backbone: Backbone, generator: VLLMGenerator) -> None:
     assert after[0].ids == wanted != before[0].ids, after[0].text
     assert after[1].ids == before[1].ids, "the base is asked in one call with the new adapter"
     assert after[0].version == backbone.versions["online"]
+
+
+def test_log_probabilities_are_those_of_the_model_itself(
+    backbone: Backbone, generator: VLLMGenerator
+) -> None:
+    """For each adapter and way of drawing, along the texts that vLLM drew."""
+    with torch.no_grad():
+        for adapter in ("online", "target"):
+            for parameter in backbone.adapter_parameters(adapter).values():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+            backbone.versions[adapter] += 1
+    ids = tuple(backbone.tokenizer("User: where is my order?\nAgent:")["input_ids"])
+    ways = [Sampling(), Sampling(1.0), Sampling(0.7, 0.9), Sampling(1.3, 1.0, 40)]
+    requests = [
+        Request(ids, replace(way, max_new_tokens=8), adapter, seed=n)
+        for n, way in enumerate(ways)
+        for adapter in ADAPTERS
+    ]
+    outs = generator.generate(requests)
+    assert generator.generate(requests) == outs, "a seed decides"
+    for request, out in zip(requests, outs, strict=True):
+        for n, (token, theirs) in enumerate(zip(out.ids, out.logprobs, strict=True)):
+            path = request.ids + out.ids[:n]
+            own = log_p(backbone, request.adapter, path, request.sampling)
+            assert float(own[token]) == pytest.approx(theirs, abs=2e-3), (request, n)
+
+
+def log_p(
+    backbone: Backbone, adapter: str, path: tuple[int, ...], sampling: Sampling
+) -> torch.Tensor:
+    """The distribution of the next token, by definition: temperature, then top-k, then top-p."""
+    with torch.no_grad(), backbone.use(adapter):
+        logits = backbone.logits(backbone.forward_tree(pack_tree([path]))[-1:]).double()[0]
+    values, order = (logits / (sampling.temperature or 1.0)).sort(descending=True)
+    p = values[: sampling.top_k or None].softmax(-1)
+    p = p[p.cumsum(-1) - p < sampling.top_p]
+    return torch.full_like(logits, -torch.inf).scatter(0, order[: len(p)], (p / p.sum()).log())
+
+
+def test_prefixes_are_computed_once(backbone: Backbone, generator: VLLMGenerator) -> None:
+    """Across calls, and not across versions, whose keys and values differ."""
+    rules = tuple(backbone.tokenizer("Refunds need a receipt. " * 64)["input_ids"])[:300]
+    asked = [Request((*rules, 40 + n), Sampling(max_new_tokens=2)) for n in range(4)]
+
+    def prefilled(requests: list[Request]) -> int:
+        before = generator.counts["prefilled_tokens"]
+        generator.generate(requests)
+        return generator.counts["prefilled_tokens"] - before
+
+    assert prefilled(asked[:1]) == 301
+    assert prefilled(asked[1:]) == 3 * (301 - 256), "CPU blocks hold 128 tokens"
+    backbone.versions["online"] += 1
+    assert prefilled(asked[:1]) == 301
+
+
+def test_prompts_at_the_limit_do_not_harm_the_others(generator: VLLMGenerator) -> None:
+    lengths = (600, 512, 511, 20)
+    outs = generator.generate([Request((40,) * n, Sampling(max_new_tokens=4)) for n in lengths])
+    assert [out.finish_reason for out in outs] == [TOO_LONG, TOO_LONG, "length", "length"]
+    assert [len(out.ids) for out in outs] == [0, 0, 1, 4]
+    unknown = Request((10**6,), Sampling(max_new_tokens=4))  # no such token
+    outs = generator.generate([Request((40,) * 20, Sampling(max_new_tokens=4)), unknown])
+    assert [out.finish_reason for out in outs] == ["length", "failed"]
+
+
+def test_a_killed_engine_costs_one_call(backbone: Backbone, generator: VLLMGenerator) -> None:
+    """Its own processes go as well; the next call starts it again, with the adapters of before."""
+    request = Request((40, 41, 42), Sampling(max_new_tokens=4))
+    before = generator.generate([request])
+    group = generator._engine._process.pid
+    assert len(members(group)) > 1
+    os.kill(group, signal.SIGKILL)
+    with pytest.raises(EngineError, match="ended with status -9"):
+        generator.generate([replace(request, once=True)])
+    assert not members(group)
+    assert generator.generate([request]) == before
+    os.kill(generator._engine._process.pid, signal.SIGKILL)
+    assert generator.generate([request]) == before, "what is no rollout is asked again"
+
+
+def members(group: int) -> list[str]:
+    """Processes of a group that are not zombies."""
+    lines = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True).stdout
+    found = [line.split() for line in lines.splitlines()]
+    return [stat for pgid, stat in found if pgid == str(group) and not stat.startswith("Z")]
