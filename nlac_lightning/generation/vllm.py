@@ -178,4 +178,7 @@ def _engine(backbone: Backbone, config: GenerationConfig) -> Engine:
         "logprobs_mode": "processed_logprobs",
         "enable_sleep_mode": config.sleep,
     }
-    return Worker(config, settings | config.options)
+    settings |= config.options
+    if "max_model_len" in settings:  # vLLM refuses to start with more than there are
+        settings["max_model_len"] = min(settings["max_model_len"], backbone.max_positions)
+    return Worker(config, settings)

@@ -40,9 +40,9 @@ class GenerationConfig:
     """With ``vllm``: further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``."""
     sleep: bool = False
     """With ``vllm`` on the GPU that also trains: give its memory back between calls."""
-    tolerance: float = 0.1
+    tolerance: float = 0.25
     """Largest mean difference in nats between the engine's and the model's own log-probabilities of
-    the probe; engines round differently. 0.1 suits bfloat16."""
+    the probe; engines round differently: 0.05 is usual in bfloat16, 0.00001 in float32."""
     seconds: float = 600.0
     """Longest wait for a server's answer to a request, or a worker's to all requests of a call."""
     start_seconds: float = 1800.0

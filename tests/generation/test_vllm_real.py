@@ -16,6 +16,7 @@ import torch
 
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.backbone import Backbone, BackboneConfig
+from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import ADAPTERS, TOO_LONG, EngineError, Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.generation.vllm import VLLMGenerator
@@ -152,3 +153,75 @@ def members(group: int) -> list[str]:
     lines = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True).stdout
     found = [line.split() for line in lines.splitlines()]
     return [stat for pgid, stat in found if pgid == str(group) and not stat.startswith("Z")]
+
+
+FLAGS = ["--dtype", "float32", "--enable-lora", "--max-loras", "3", "--max-lora-rank", "8"]
+FLAGS += ["--max-model-len", "512", "--enforce-eager", "--max-num-seqs", "8"]
+FLAGS += ["--kv-cache-memory-bytes", str(2**28), "--enable-prompt-tokens-details"]
+PROCESSED = ["--logprobs-mode", "processed_logprobs"]
+
+
+@contextmanager
+def serving(model: str, port: int, *flags: str) -> Iterator[str]:
+    """Address of a real server on the model."""
+    process = subprocess.Popen(
+        [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host"]
+        + ["127.0.0.1", "--port", str(port), *FLAGS, *flags],
+        env={**os.environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(1.0)
+        assert process.poll() is None
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_a_server_answers_the_same_and_again_after_it_was_killed(
+    backbone: Backbone, smollm2_path: str, port: int
+) -> None:
+    ids = tuple(backbone.tokenizer("User: where is my order?\nAgent:")["input_ids"])
+    asked = [Request(ids, Sampling(max_new_tokens=6), adapter) for adapter in ADAPTERS]
+    own = InProcessGenerator(backbone).generate(asked)
+    with serving(smollm2_path, port, *PROCESSED) as url:
+        config = GenerationConfig("vllm_server", server=url)
+        generator = VLLMGenerator(backbone, config)
+        before = generator.generate(asked)
+        for ours, theirs in zip(own, before, strict=True):
+            assert theirs.ids == ours.ids and theirs.version == ours.version
+            assert theirs.logprobs == pytest.approx(ours.logprobs, abs=2e-3)
+        backbone.versions["online"] += 1
+        generator.generate(asked)
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as answer:
+            assert answer.read().count(b"nlac_adapters_") == 3, "old versions were unloaded"
+    with pytest.raises(EngineError):
+        generator.generate([replace(asked[0], once=True)])
+    with serving(smollm2_path, port, *PROCESSED):
+        assert [out.ids for out in generator.generate(asked)] == [out.ids for out in before]
+
+
+def test_a_server_with_raw_log_probabilities_is_refused(
+    backbone: Backbone, smollm2_path: str, port: int
+) -> None:
+    with (
+        serving(smollm2_path, port) as url,
+        pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"),
+    ):
+        VLLMGenerator(backbone, GenerationConfig("vllm_server", server=url)).generate(
+            [Request((40, 41, 42), Sampling(max_new_tokens=4))]
+        )
