@@ -18,6 +18,7 @@ from nlac_lightning.distributed import barrier, gather, rank, sums, world_size
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
 from nlac_lightning.failures import FailureWatch, TooManyFailures
+from nlac_lightning.generation.vllm import VLLMGenerator
 from nlac_lightning.interrupts import whole
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
@@ -300,6 +301,8 @@ class RolloutCallback(lightning.Callback):
             "env/episodes": sum(data.marks()) + branches.get("branch_episodes", 0.0),
             "env/turns": self.turns + branches.get("branch_turns", 0.0),
         }
+        if isinstance(module.generator, VLLMGenerator):
+            scalars["rollout/engine_gap"] = module.generator.hand_over.gap
         for logger in trainer.loggers:
             logger.log_metrics(scalars | (more or {}), step=trainer.global_step)
         return scalars

@@ -167,7 +167,7 @@ class VLLMGenerator:
 def _engine(backbone: Backbone, config: GenerationConfig) -> Engine:
     if config.engine == "vllm_server":
         return Server(config)
-    settings = {
+    settings: dict[str, Any] = {
         "model": resolve(backbone.config.name),
         "dtype": str(backbone.compute_dtype).removeprefix("torch."),
         "trust_remote_code": backbone.config.trust_remote_code,

@@ -65,6 +65,8 @@ class HandOver:
 
     Attributes:
         number: versions handed over so far.
+        gap: mean difference in nats between the engine's and the model's own log-probabilities of
+            the probe, at the newest of them.
     """
 
     def __init__(self, backbone: Backbone, engine: Engine, ask: Ask, tolerance: float) -> None:
@@ -73,7 +75,7 @@ class HandOver:
         self._current: dict[str, Handed] = {}
         self._pins: list[dict[str, Handed]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self.number = 0
+        self.number, self.gap = 0, 0.0
         self._drawn = False
         encoded = backbone.tokenizer(PROBE, add_special_tokens=False)
         self._probe = tuple(encoded["input_ids"])
@@ -154,6 +156,7 @@ class HandOver:
                 f"in the mean, and by {old:.4f} from the version before. Fix: update vLLM, or set "
                 "model.compute.generation.engine to in_process"
             )
+        self.gap = gap
         return prompt
 
     def _check_drawn(self, adapter: str, lora: dict[str, Any]) -> None:

@@ -121,6 +121,8 @@ def test_they_join_the_buffer_one_collection_later(make: Any) -> None:
     assert len({e.seed for e in episodes}) == len(episodes) == INITIAL + 2 * EPISODES
     versions = [{t.policy_version for t in e.turns} for e in episodes]
     assert versions == [{0}] * 4 + [{2}] * 3 + [{4}] * 3, "each with the adapter of its beginning"
+    gaps = [m["rollout/engine_gap"] for m in run.logged if "rollout/seconds" in m]
+    assert len(gaps) == 3 and 0 < max(gaps) < 1e-4
     assert not any(Path(folder).exists() for folder in run.engine.folders), "at the run's end"
 
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -155,18 +159,19 @@ def members(group: int) -> list[str]:
     return [stat for pgid, stat in found if pgid == str(group) and not stat.startswith("Z")]
 
 
-FLAGS = ["--dtype", "float32", "--enable-lora", "--max-loras", "3", "--max-lora-rank", "8"]
-FLAGS += ["--max-model-len", "512", "--enforce-eager", "--max-num-seqs", "8"]
-FLAGS += ["--kv-cache-memory-bytes", str(2**28), "--enable-prompt-tokens-details"]
+FLAGS = (
+    "--dtype float32 --enable-lora --max-loras 3 --max-lora-rank 8 --max-model-len 512 "
+    f"--enforce-eager --max-num-seqs 8 --kv-cache-memory-bytes {2**28}"
+).split()
 PROCESSED = ["--logprobs-mode", "processed_logprobs"]
 
 
 @contextmanager
 def serving(model: str, port: int, *flags: str) -> Iterator[str]:
     """Address of a real server on the model."""
+    where = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(
-        [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host"]
-        + ["127.0.0.1", "--port", str(port), *FLAGS, *flags],
+        [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *where, *FLAGS, *flags],
         env={**os.environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
         start_new_session=True,
     )
