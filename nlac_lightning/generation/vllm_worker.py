@@ -27,11 +27,10 @@ def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if path != here]  # the vllm.py here is not vLLM
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    busy = threading.Event()
-    threading.Thread(target=_read, args=(lines, busy), daemon=True).start()
+    open_calls: list[None] = []
+    threading.Thread(target=_read, args=(lines, open_calls), daemon=True).start()
     engine: Any = None
     while line := lines.get():
-        busy.set()
         message = json.loads(line)
         answer: dict[str, Any] = {"id": message["id"]}
         if "start" in message:
@@ -43,19 +42,20 @@ def main() -> None:
             engine.sleep(level=1) if message["sleep"] else engine.wake_up()
         else:
             answer["completions"] = complete(engine, message["complete"])
-        busy.clear()
+        open_calls.pop()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
-def _read(lines: "queue.SimpleQueue[str]", busy: threading.Event) -> None:
+def _read(lines: "queue.SimpleQueue[str]", open_calls: list[None]) -> None:
     """Pass on what is asked; nobody waits for an answer once the pipe is closed."""
     rest = b""
     while piece := os.read(0, 2**20):  # a file object's lock would be held at this process's end
         *whole, rest = (rest + piece).split(b"\n")
         for line in whole:
+            open_calls.append(None)
             lines.put(line.decode())
-    if busy.is_set() and os.getpgrp() == os.getpid():
+    if open_calls and os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)  # vLLM's own processes as well
     lines.put("")
 
