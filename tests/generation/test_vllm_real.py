@@ -146,6 +146,9 @@ def test_a_killed_engine_costs_one_call(backbone: Backbone, generator: VLLMGener
     os.kill(group, signal.SIGKILL)
     with pytest.raises(EngineError, match="ended with status -9"):
         generator.generate([replace(request, once=True)])
+    until = time.monotonic() + 10
+    while members(group) and time.monotonic() < until:
+        time.sleep(0.1)
     assert not members(group)
     assert generator.generate([request]) == before
     os.kill(generator._engine._process.pid, signal.SIGKILL)
