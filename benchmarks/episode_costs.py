@@ -52,6 +52,12 @@ def gymnasium(env: str, **kwargs: Any) -> TextEnv:
     return GymnasiumEnv(f"nlac_lightning.envs.{env}", kwargs)
 
 
+def language_mdp() -> TextEnv:
+    from nlac_lightning.envs.language_mdp import LanguageMDPEnv
+
+    return LanguageMDPEnv(level=2)
+
+
 ENVS: dict[str, Callable[[], TextEnv]] = {
     "help desk": help_desk,
     "tau2 retail": lambda: tau2("retail"),
@@ -59,6 +65,7 @@ ENVS: dict[str, Callable[[], TextEnv]] = {
     "20 Questions": twenty_questions,
     "sums": sums,
     "TextArena": lambda: gymnasium("textarena.TextArenaGame", game="GuessTheNumber-v0"),
+    "language MDP": language_mdp,
     "MiniWoB++": lambda: gymnasium("miniwob.MiniWob", pages=["click-button", "enter-text"]),
 }
 MAX_STEPS = 30

@@ -167,7 +167,8 @@ def live(folder: Path, model: Path, kill: Kill) -> tuple[bool, str, float]:
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code > 0 and code != STOPPED:
-            raise SystemExit(f"the run itself failed, see {folder / 'output'}")
+            said = (folder / "output").read_text("utf-8", "replace")
+            raise SystemExit(f"the run itself failed:\n{said[-4000:]}")
         sent = struct.unpack("d", shared[8:16])[0]
         return code != 0, PHASES[shared[1 if sent else 0]], time.monotonic() - (sent or began)
 

@@ -13,9 +13,10 @@ from tqdm.auto import tqdm
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
-from nlac_lightning.distributed import barrier, gather, rank, world_size
+from nlac_lightning.distributed import agree, gather, rank, world_size
 from nlac_lightning.envs.base import Task
-from nlac_lightning.failures import FailureWatch, TooManyFailures
+from nlac_lightning.failures import FailureWatch
+from nlac_lightning.replay.connection import BufferWriteError
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.rollout import ModelActor, Rollout
 
@@ -116,14 +117,15 @@ def collect(
         show: show a progress bar.
 
     Raises:
-        TooManyFailures: in all processes, if one of them has seen too many.
+        TooManyFailures: too many of the newest episodes failed.
         BufferWriteError: an episode could not be stored.
+        StoppedRun: another process has failed.
     """
     began = time.perf_counter()
     at_once = world_size() == 1 or data.buffer_per_process
     actor = ModelActor(module.roles, module.generator)
     episodes: list[Episode] = []
-    failure: TooManyFailures | None = None
+    failure: Exception | None = None
     bar = tqdm(total=len(jobs), desc="rollouts", disable=not show, leave=False)
     with bar, module.backbone.whole():
         try:
@@ -136,13 +138,14 @@ def collect(
                 jobs = again(rounds)
                 if not jobs:
                     break
-        except TooManyFailures as error:
+        except Exception as error:
             failure = error
-    for reason in gather(failure):
-        if reason is not None:
-            raise reason
+    agree(failure)
     for process in range(world_size()):
-        if process == rank() and not at_once:
-            data.buffer.append_many(episodes)
-        barrier()
+        try:
+            if process == rank() and not at_once:
+                data.buffer.append_many(episodes)
+        except BufferWriteError as error:
+            failure = error
+        agree(failure)
     return Played(rollout, episodes, time.perf_counter() - began)

@@ -32,8 +32,10 @@ class InterruptCheckpoint(lightning.Callback):
     Another one at the start makes a run that is killed in its first rollouts continue with them.
     It stops where it stands: a half-made batch is made again, collected episodes of an unfinished
     collection are played again as they were, and the continued run equals one that was never
-    stopped. A second Ctrl-C stops at once; the file before is then still whole. A run that stops
-    for a reason of its own (:class:`~nlac_lightning.errors.StoppedRun`) is saved in the same way.
+    stopped. The first collection alone keeps its episodes, which were paid for; where several are
+    played at once, those that a stop cut off join the buffer in another order than without it. A
+    second Ctrl-C stops at once; the file before is then still whole. A run that stops for a reason
+    of its own (:class:`~nlac_lightning.errors.StoppedRun`) is saved in the same way.
 
     Several processes agree before their next step instead, since all must write together; where one
     of them stops for a reason of its own, the checkpoint before it is what a run continues from.
@@ -42,7 +44,9 @@ class InterruptCheckpoint(lightning.Callback):
     """
 
     def __init__(self) -> None:
+        self._trainer: lightning.Trainer | None = None
         self._asked: int | None = None
+        self._at_once = False
         self._before: dict[int, Any] = {}
         self._alone = True
         self._together = False
@@ -61,7 +65,9 @@ class InterruptCheckpoint(lightning.Callback):
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
-        self._asked, self._alone, self._together = None, trainer.world_size == 1, False
+        self._trainer = trainer
+        self._asked, self._at_once = None, False
+        self._alone, self._together = trainer.world_size == 1, False
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, ReplayDataModule):  # more than steps after more processes than now
             self._drawn_before = data.position - trainer.global_step
@@ -83,6 +89,13 @@ class InterruptCheckpoint(lightning.Callback):
         if isinstance(pl_module, Algorithm):
             self._step, self._progress = trainer.global_step, copy.deepcopy(pl_module.progress())
 
+    def on_train_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        self._trainer = None
+        if self._alone and self._asked is not None:
+            raise KeyboardInterrupt
+
     def teardown(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
     ) -> None:
@@ -96,7 +109,9 @@ class InterruptCheckpoint(lightning.Callback):
     ) -> None:
         told = isinstance(exception, KeyboardInterrupt)
         saves = self._together or (self._alone and (told or isinstance(exception, StoppedRun)))
-        if saves and trainer.optimizers:
+        if saves and trainer.optimizers and not self._at_once:
+            for number in self._before:
+                self._handle(number, signal.SIG_IGN)
             # Lightning ignores Ctrl-C from here on; a second one should still end this
             self._handle(signal.SIGINT, signal.default_int_handler)
             try:
@@ -130,14 +145,22 @@ class InterruptCheckpoint(lightning.Callback):
         self._before = {}
 
     @staticmethod
-    def _handle(number: int, handler: Callable[..., Any]) -> None:
+    def _handle(number: int, handler: Callable[..., Any] | signal.Handlers) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:
+            if number != signal.SIGINT:  # schedulers repeat themselves
+                return
+            self._at_once = True  # perhaps in the middle of an optimizer step: not to be saved
             raise KeyboardInterrupt
         self._asked = number
         log.info("%s: stopping with a checkpoint", signal.Signals(number).name)
-        if self._alone:
+        if self._alone and not self._last_step_ends():
             interrupts.stop()
+
+    def _last_step_ends(self) -> bool:
+        """Whether all gradient steps are made; what belongs to the last one is not made again."""
+        trainer = self._trainer
+        return trainer is not None and trainer.global_step == trainer.max_steps

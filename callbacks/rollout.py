@@ -24,7 +24,7 @@ from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.codec import clean
-from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits, remember_path
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class RolloutCallback(lightning.Callback):
     Args:
         initial_episodes: episodes that the buffer must have held before the first gradient step.
         episodes: episodes of each later collection; 0 trains on what is in the buffer (offline).
-        every_n_steps: gradient steps between collections.
+        every_n_steps: gradient steps between collections; none follows the last step.
         initial_exploration: exploration of the initial episodes.
         exploration: exploration of the later ones.
         initial_tasks: number of training tasks that the initial episodes go over again and again;
@@ -157,15 +157,19 @@ class RolloutCallback(lightning.Callback):
     ) -> None:
         data, _ = _parts(trainer, pl_module)
         missing = self.initial_episodes - sum(data.marks())
-        if self._resumed and self._marks is None:  # stopped in them; their episodes are kept
-            self.turns = sum(data.turns())
         if self._plan is not None and not self._resumed:  # what a kept file holds is not ours
             missing = self._plan.episodes
-        if missing > 0:
+        stopped_in_them = self._resumed and self._marks is None
+        if stopped_in_them:  # their episodes are kept, and what they found
+            self.turns = sum(data.turns())
+            if self.initial_exploration.kind == "return":
+                for episode in data.buffer.iter_episodes():
+                    remember_path(self._paths, episode.task_id, episode.turns)
+        if missing > 0 or (stopped_in_them and self._plan is not None):
             # those of a run that was killed meanwhile
             played = {seed for part in gather(data.buffer.seeds()) for seed in part}
             fresh = (n for n in itertools.count() if self._seed(n) not in played)
-            numbers = list(itertools.islice(fresh, missing))
+            numbers = list(itertools.islice(fresh, max(missing, 0)))
             self._collect(trainer, pl_module, numbers, self.initial_exploration, show=True)
         if self._owed:
             self._play_ahead(trainer, pl_module)
@@ -199,7 +203,12 @@ class RolloutCallback(lightning.Callback):
         self._drop()
 
     def _after_step(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        data, _ = _parts(trainer, pl_module)
+        data, module = _parts(trainer, pl_module)
+        if trainer.global_step == trainer.max_steps:
+            # nothing would be trained on them; a run continued with more steps plays them
+            for logger in trainer.loggers:
+                logger.log_metrics(self._costs(data, module), step=trainer.global_step)
+            return
         due = self.episodes and trainer.global_step % self.every_n_steps == 0
         if due and self.ahead:
             self._join(trainer, pl_module)
@@ -294,18 +303,21 @@ class RolloutCallback(lightning.Callback):
         totals = Totals.of(played, self._paths)
         self.turns += totals.turns
         self._paths |= totals.paths
-        branches = sums(gather(dict(module.counts)))
-        scalars = totals.scalars() | {
-            "rollout/seconds": played.seconds,
-            # what the algorithm itself plays while it trains is paid for as well
-            "env/episodes": sum(data.marks()) + branches.get("branch_episodes", 0.0),
-            "env/turns": self.turns + branches.get("branch_turns", 0.0),
-        }
+        scalars = totals.scalars() | {"rollout/seconds": played.seconds}
+        scalars |= self._costs(data, module)
         if isinstance(module.generator, VLLMGenerator):
             scalars["rollout/engine_gap"] = module.generator.hand_over.gap
         for logger in trainer.loggers:
             logger.log_metrics(scalars | (more or {}), step=trainer.global_step)
         return scalars
+
+    def _costs(self, data: ReplayDataModule, module: Algorithm) -> dict[str, float]:
+        """What all processes have played so far, the algorithm's own rollouts included."""
+        branches = sums(gather(dict(module.counts)))
+        return {
+            "env/episodes": sum(data.marks()) + branches.get("branch_episodes", 0.0),
+            "env/turns": self.turns + branches.get("branch_turns", 0.0),
+        }
 
     def _again(self, buffer: ReplayBuffer, collections: int) -> list[tuple[Task, int]]:
         """Further tasks to play with the same policy, until enough groups tell actions apart."""

@@ -18,6 +18,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from nlac_lightning import tree_attention
@@ -319,11 +320,12 @@ class Backbone(nn.Module):
         return head(hidden)
 
 
-def _fingerprint(model: nn.Module) -> str:
-    """Hash of some weights that no quantization touches, as bfloat16."""
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Hash of some weights that no quantization touches (embedding, norms, biases), as bfloat16."""
     digest = hashlib.blake2b(digest_size=8)
-    for name, weight in sorted(model.named_parameters()):
-        if ("norm" in name or "embed" in name) and not weight.is_meta:
+    embedding = model.get_input_embeddings().weight
+    for _, weight in sorted(model.named_parameters()):
+        if (weight.dim() == 1 or weight is embedding) and not weight.is_meta:
             some = weight.detach().flatten()[:: max(1, weight.numel() // 1024)]
             digest.update(
                 some.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,13 +78,21 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         if path.is_file():
             link = path.with_name(path.name + ".link")
             link.unlink(missing_ok=True)
-            os.link(path, link)  # the old file keeps its name until the new one takes it
+            _keep(path, link)
             os.replace(link, path.with_name(path.name + PREVIOUS))
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def _keep(path: Path, other: Path) -> None:
+    """Another name for a file, which keeps its own until a new file takes it."""
+    try:
+        os.link(path, other)
+    except OSError:  # file systems without hard links
+        shutil.copyfile(path, other)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -88,6 +88,7 @@ def _set_up_logging() -> None:
     logging.basicConfig(handlers=[handler])
     logging.getLogger("nlac_lightning").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it misses an optional kernel
     logging.getLogger("lightning").propagate = False  # it has a handler of its own
     for pattern in (
         ".*does not have many workers.*",

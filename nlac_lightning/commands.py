@@ -28,7 +28,11 @@ def replay(arguments: list[str]) -> None:
         sub = actions.add_parser(name, help=text)
         if name == "import":
             sub.add_argument("--format", choices=("parquet", "tau-bench"), default="parquet")
-            sub.add_argument("--config", help="tau-bench: the config that will train on them")
+            sub.add_argument(
+                "--config",
+                action="append",
+                help="tau-bench: the config that will train on them, and its overlays",
+            )
             sub.add_argument("path", type=Path, nargs="?", help="the buffer (tau-bench: optional)")
         else:
             sub.add_argument("path", type=Path, help="the buffer")
@@ -48,7 +52,8 @@ def replay(arguments: list[str]) -> None:
 
         if options.config is None:
             parser.error("--format tau-bench needs --config: prompts and tokenizer are its")
-        config = with_config_paths(["--config", options.config, *rest])
+        configs = [word for name in options.config for word in ("--config", name)]
+        config = with_config_paths([*configs, *rest])
         print(import_tau_bench(options.file, config, options.path))
     elif options.action == "import" and options.path is None:
         parser.error("import needs PATH, the buffer, and FILE")

@@ -111,6 +111,15 @@ def plan(
     for name in algorithms:
         overlay = find_config(name if name.endswith(".yaml") else f"algorithm/{name}")
         resolved[Path(name).stem] = resolve([*arguments, "--config", str(overlay)])
+    steps = {name: config["trainer"]["max_steps"] for name, config in resolved.items()}
+    if len(set(steps.values())) > 1:
+        raise ConfigError(
+            "trainer.max_steps",
+            "the algorithms would make unequal numbers of gradient steps ("
+            + ", ".join(f"{name} {n}" for name, n in steps.items())
+            + ")",
+            "leave it to the task's config or the command line",
+        )
     return [
         Run(name, seed, folder := out / name / f"seed_{seed}", for_run(config, folder, seed))
         for seed in seeds

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nlac_lightning.errors import StoppedRun
+
 T = TypeVar("T")
 
 
@@ -41,6 +43,20 @@ def gather(value: T) -> list[T]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def agree(failure: Exception | None) -> None:
+    """Raise in every process if one of them has failed, so that none waits for it.
+
+    Raises:
+        StoppedRun: another process failed; here nothing did. ``failure`` itself where there is one.
+    """
+    reasons = gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for process, reason in enumerate(reasons):
+        if reason is not None:
+            raise StoppedRun(f"process {process} stopped. {reason}")
 
 
 def totals(*numbers: int) -> tuple[int, ...]:

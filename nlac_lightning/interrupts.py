@@ -22,8 +22,9 @@ def whole() -> Iterator[None]:
         yield
     finally:
         _depth -= 1
-    if _waiting and not _depth:
-        _waiting = False
+        asked = _waiting and not _depth
+        _waiting = _waiting and not asked
+    if asked:
         raise KeyboardInterrupt
 
 
@@ -49,16 +50,23 @@ def time_limit(seconds: float) -> Iterator[None]:
         return
     began = time.monotonic()
 
+    over = False
+
     def cut(number: int, frame: FrameType | None) -> None:
-        raise _Expired
+        if not over:
+            raise _Expired
 
     before = signal.signal(signal.SIGALRM, cut)
     # it fires again and again, for code that catches everything
     outer, interval = signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
     try:
         try:
-            yield
-        finally:
+            try:
+                yield
+            finally:
+                over = True
+        finally:  # reached even if the timer goes off in the line above
+            over = True
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
             if outer:  # a timer of somebody else goes on

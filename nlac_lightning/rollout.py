@@ -236,7 +236,7 @@ class Rollout:
                 live.remove(run)
                 self._close(run)
                 if self.exploration.kind == "return":
-                    self._remember_path(run)
+                    remember_path(self.paths, run.task.id, run.turns)
                 progress(1)
                 yield self._episode(run)
 
@@ -314,20 +314,6 @@ class Rollout:
     @staticmethod
     def _tried(run: Live) -> int:
         return len(run.turns) - len(run.path)
-
-    def _remember_path(self, run: Live) -> None:
-        """Keep the longest way without errors; give up the last step of one that led nowhere."""
-        last = run.turns[-1]
-        way = tuple(turn.action for turn in run.turns if not turn.info.get("error"))
-        best = self.paths.get(run.task.id, ())
-        if (
-            last.terminated
-            and sum(turn.reward for turn in run.turns) <= 0
-            and way[-1:] == (last.action,)
-        ):
-            self.paths[run.task.id] = best[:-1] if best == way[: len(best)] else best
-        elif len(way) > len(best):
-            self.paths[run.task.id] = way
 
     def _advance(self, run: Live, completion: Completion, explored: bool, version: int) -> None:
         codec = self.roles.codec
@@ -426,6 +412,22 @@ class Rollout:
             turns=run.turns,
             reason=reason,
         )
+
+
+def remember_path(paths: dict[str, tuple[str, ...]], task_id: str, turns: Sequence[Turn]) -> None:
+    """Keep the longest way without errors; give up the last step of one that led nowhere.
+
+    Args:
+        paths: best actions of each task, changed in place.
+        turns: of an episode of the task that has ended.
+    """
+    last = turns[-1]
+    way = tuple(turn.action for turn in turns if not turn.info.get("error"))
+    best = paths.get(task_id, ())
+    if last.terminated and sum(turn.reward for turn in turns) <= 0 and way[-1:] == (last.action,):
+        paths[task_id] = best[:-1] if best == way[: len(best)] else best
+    elif len(way) > len(best):
+        paths[task_id] = way
 
 
 def _cut(run: Live, reason: str) -> None:

@@ -1,5 +1,6 @@
 """One base, two adapters, chosen by argument: against weights merged by hand."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,21 @@ def test_use_gives_back_what_was_active_also_after_an_error(tiny_llama_path: str
             hidden = backbone.forward_tree(tree)
             again = backbone.logits(hidden[tree.rows(0, 0, 4)])
     torch.testing.assert_close(again, online)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_the_fingerprint_tells_bases_of_one_shape_apart(
+    paths: dict[str, str], tmp_path: Path, kind: str
+) -> None:
+    other = shutil.copytree(paths[kind], tmp_path / kind)
+    model = AutoModelForCausalLM.from_pretrained(paths[kind])
+    nn.init.normal_(model.get_input_embeddings().weight)
+    model.save_pretrained(other)
+    found = [
+        Backbone(BackboneConfig(str(path), dtype=dtype)).base_fingerprint
+        for path, dtype in ((paths[kind], "float32"), (paths[kind], "bfloat16"), (other, "float32"))
+    ]
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_fresh_backbone_trains_only_online_and_all_adapters_agree(tiny_llama_path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -40,6 +41,14 @@ def test_a_replaced_file_stays_beside_the_new_one(tmp_path: Path) -> None:
     assert {p.name for p in path.parent.iterdir()} == {"last.ckpt", "last.ckpt.previous"}
 
 
+def test_file_systems_without_hard_links_do(tmp_path: Path, monkeypatch: Any) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    test_a_replaced_file_stays_beside_the_new_one(tmp_path)
+
+
 @pytest.mark.parametrize("damage", ["half", "empty", "flipped"])
 def test_a_damaged_file_is_refused_and_the_one_before_named(tmp_path: Path, damage: str) -> None:
     io, path = SafeCheckpointIO(), tmp_path / "last.ckpt"
@@ -66,7 +75,7 @@ def test_nothing_but_plain_values_is_read(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
 
 
-@pytest.mark.parametrize("call", ["write", "flush", "fsync", "link", "replace 1", "replace 2"])
+@pytest.mark.parametrize("call", ["write", "flush", "fsync", "copy", "replace 1", "replace 2"])
 def test_a_failure_at_any_moment_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -78,7 +87,7 @@ def test_a_failure_at_any_moment_leaves_the_old_file(
     def fail(*args: Any) -> Any:
         nonlocal seen
         seen += 1
-        if seen == int(nth or 1):
+        if name == "copy" or seen == int(nth or 1):
             raise OSError(28, "No space left on device")
         return original(*args)
 
@@ -89,6 +98,10 @@ def test_a_failure_at_any_moment_leaves_the_old_file(
             return Failing(self, name) if mode == "wb" else real(self, mode, *args, **kwargs)
 
         monkeypatch.setattr(Path, "open", opened)
+    elif name == "copy":  # neither a second name nor a copy can be had
+        original = os.link
+        monkeypatch.setattr(checkpoint.os, "link", fail)
+        monkeypatch.setattr(checkpoint.shutil, "copyfile", fail)
     else:
         original = getattr(os, name)
         monkeypatch.setattr(checkpoint.os, name, fail)

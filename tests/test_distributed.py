@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from nlac_lightning import distributed
 from nlac_lightning.algorithms.base import ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.nlac import NLAC, LossConfig
@@ -30,6 +31,7 @@ from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.callbacks import EMACallback, HeldOutEvaluation, RolloutCallback
 from nlac_lightning.cli import main
 from nlac_lightning.data import ReplayDataModule
+from nlac_lightning.distributed import agree
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.evaluation.evaluate import EvaluationConfig
@@ -214,6 +216,15 @@ def command_line(path: str, folder: Path) -> dict[str, Any]:
     return {"adapters": torch.load(folder / "checkpoints/last.ckpt")["state_dict"]}
 
 
+def agreed(failing: int | None) -> str:
+    """How this process leaves an agreement in which process ``failing`` has failed."""
+    try:
+        agree(OSError("disk full") if distributed.rank() == failing else None)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "goes on"
+
+
 def worker(path: str, folder: Path) -> None:
     """One of the two processes."""
     result = {name: by_strategy(name, path, folder / name) for name in STRATEGIES}
@@ -224,6 +235,7 @@ def worker(path: str, folder: Path) -> None:
         run.fit(GRPO(backbone=BackboneConfig(path)), data(folder))
     except ConfigError as error:
         result["on_policy"] = {"error": str(error)}
+    result["agree"] = {str(failing): agreed(failing) for failing in (None, 0, 1)}
     torch.save(result, folder / f"{os.environ['LOCAL_RANK']}.pt")
 
 
@@ -256,6 +268,20 @@ def ran(tiny_llama_path: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     )
     assert done.returncode == 0, done.stderr[-3000:]
     yield Ran(folder, tiny_llama_path, [torch.load(folder / f"{n}.pt") for n in (0, 1)])
+
+
+def test_a_failure_of_one_process_ends_all(ran: Ran) -> None:
+    first, second = (result["agree"] for result in ran.results)
+    assert first == {
+        "None": "goes on",
+        "0": "OSError: disk full",
+        "1": "StoppedRun: process 1 stopped. OSError: disk full",
+    }
+    assert second == {
+        "None": "goes on",
+        "0": "StoppedRun: process 0 stopped. OSError: disk full",
+        "1": "OSError: disk full",
+    }
 
 
 @dataclass

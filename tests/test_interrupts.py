@@ -93,6 +93,14 @@ def test_a_stop_waits_for_the_end_of_whole_work() -> None:
         stop()
 
 
+def test_a_stop_that_ended_the_work_itself_is_not_remembered() -> None:
+    with pytest.raises(KeyboardInterrupt), whole():
+        stop()
+        raise KeyboardInterrupt
+    with whole():
+        pass
+
+
 def test_an_error_in_whole_work_stays_the_error() -> None:
     with pytest.raises(ValueError, match="first"), whole():
         raise ValueError("first")

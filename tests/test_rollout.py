@@ -23,6 +23,7 @@ from nlac_lightning.rollout import (
     OracleActor,
     Rollout,
     RolloutLimits,
+    remember_path,
 )
 
 OPTIONS = ("left", "right", "up", "down")
@@ -259,6 +260,16 @@ def test_returning_goes_back_along_the_best_way_and_explores_from_there(roles: R
         assert episode.turns[-1].terminated == (episode.total_reward > 0)
     assert grown == sorted(grown) and paths["a"] == ("up", "up", "up")
     assert reasons == {"explored", "done"}
+
+
+def test_what_was_found_follows_from_the_stored_episodes(roles: Roles) -> None:
+    env = HelpDeskEnv(level=0)
+    jobs = [(task, seed) for seed, task in enumerate(env.tasks("train")[:8] * 20)]
+    rollout = Rollout(env, roles, RolloutLimits(), Exploration("return", 1.0, tries=2))
+    found: dict[str, tuple[str, ...]] = {}
+    for episode in rollout.play(jobs, Says(roles)):
+        remember_path(found, episode.task_id, episode.turns)
+    assert found == rollout.paths and max(map(len, found.values())) > 2
 
 
 def test_never_exploring_asks_the_model_every_time(roles: Roles) -> None:

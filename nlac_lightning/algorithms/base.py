@@ -15,6 +15,7 @@ import lightning
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
 from nlac_lightning.algorithms.examples import Example, accumulate
@@ -29,6 +30,7 @@ from nlac_lightning.distributed import (
     means,
     rank,
     sums,
+    world_size,
 )
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
@@ -193,13 +195,17 @@ class Algorithm(lightning.LightningModule):
         attach = getattr(getattr(self.env, "user", None), "attach", None)
         if attach is not None:  # a simulated user may share the frozen base
             attach(self.generator, self.backbone.tokenizer)
+        if self._trainer is not None:
+            self._spread(self.trainer.strategy)
+
+    def _spread(self, strategy: Strategy) -> None:
+        """Give every process the same adapters, and its part of a base that is sharded."""
+        check_strategy(strategy, on_policy=self.rollout_plan is not None)
+        if world_size() > 1:  # NCCL sends between GPUs only
+            self.backbone.to(strategy.root_device)
         for adapter in ("online", "target"):
             broadcast([p.data for p in self.backbone.adapter_parameters(adapter).values()])
-        strategy = self.trainer.strategy if self._trainer is not None else None
-        if strategy is not None:
-            check_strategy(strategy, on_policy=self.rollout_plan is not None)
         if isinstance(strategy, WholeAdapters):
-            self.backbone.to(strategy.root_device)
             self.backbone.shard(strategy.shard)
 
     def on_train_start(self) -> None:
@@ -337,7 +343,7 @@ class Algorithm(lightning.LightningModule):
         values["gen/tokens"] = costs.get("generated_tokens", 0.0)
         for name in ("prefilled_tokens", "prompt_tokens", "too_long"):
             values[f"gen/{name}"] = costs.get(name, 0.0)
-        self.log_dict(values, batch_size=batch_size)
+        self.log_dict(values, batch_size=max(batch_size, 1))
 
     def whole(self) -> AbstractContextManager[None]:
         """See :meth:`Backbone.whole`; a policy behind an endpoint has no base to hold."""

@@ -32,7 +32,7 @@ from nlac_lightning.policy_gradient.tokens import (
 )
 from nlac_lightning.policy_gradient.trajectory import Trajectory, make_trajectories
 from nlac_lightning.replay.buffer import ReplayBuffer
-from nlac_lightning.replay.episode import Transition
+from nlac_lightning.replay.episode import FAILURES, Transition
 from nlac_lightning.replay.sampler import BatchSampler
 
 
@@ -155,6 +155,9 @@ class OnPolicy(Algorithm):
         """One gradient step on a minibatch of whole episodes."""
         began = time.perf_counter()
         trajectories = self._usable(make_trajectories(batch, self.roles))
+        if not trajectories:  # all episodes of the minibatch, or of the rollout, failed
+            self.log_step(self.gradient_step(dict), len(batch))
+            return
         self._read_rollout(trajectories)
         targets = self.targets(trajectories)
         self.seconds["targets"] += time.perf_counter() - began
@@ -278,12 +281,15 @@ class OnPolicy(Algorithm):
         ]
 
     def _usable(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those that the policy drew itself, at most one rollout's steps ago."""
+        """Those that the policy drew itself, at most one rollout's steps ago.
+
+        None is left where the newest rollout failed, or all of a minibatch.
+        """
         now = self.backbone.versions["online"]
         oldest = now - self.plan.steps + 1
         usable = [t for t in trajectories if oldest <= t.policy_version <= now and len(t)]
         self.counts["stale_episodes"] += len(trajectories) - len(usable)
-        if not usable:
+        if trajectories and not usable and not self._newest_failed():
             raise ConfigError(
                 "data.buffer",
                 f"no episode of the batch was played by the policy of the last "
@@ -291,6 +297,14 @@ class OnPolicy(Algorithm):
                 "train with RolloutCallback, or use an off-policy algorithm (nlac, rft)",
             )
         return usable
+
+    def _newest_failed(self) -> bool:
+        """Whether the newest rollout has no episode to train on, so that an older one is newest."""
+        if self._sampler is None:
+            return False
+        buffer = self._sampler.buffer
+        sound = buffer.outcomes(exclude=FAILURES)
+        return not sound or sound[-1].episode_id < buffer.outcomes()[-1].episode_id
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

@@ -24,7 +24,10 @@ from nlac_lightning.replay.schema import (
 )
 
 MISSING = 20_000
-"""Row numbers without a row after which no further row is looked for, if the last is unknown."""
+"""Row numbers without a row after which no further row is looked for."""
+
+MOST = 20_000_000
+"""Row numbers above are not believed: a minute of looking for rows."""
 
 _PAGES = slice(28, 32)
 """Where an SQLite file's first page says how many pages there are (big-endian)."""
@@ -143,11 +146,15 @@ def _meta(damaged: sqlite3.Connection) -> tuple[str | None, str | None, int]:
 
 
 def _rows(damaged: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """All rows that can be read, one by one, so that a bad page costs its own rows alone."""
-    rowid = (_bound(damaged, table, "min") or 1) - 1
-    last = _bound(damaged, table, "max")
-    gap = 0
-    while gap < MISSING if last is None else rowid < last:
+    """All rows that can be read, one by one, so that a bad page costs its own rows alone.
+
+    The lowest and the highest number are what pages say that may be damaged as well, so the search
+    begins at 1 and goes on beyond both, until a long gap.
+    """
+    bounds = (_bound(damaged, table, which) for which in ("min", "max"))
+    known = max((n for n in bounds if n is not None and n <= MOST), default=0)
+    rowid = gap = 0
+    while rowid < known or gap < MISSING:
         rowid, gap = rowid + 1, gap + 1
         with suppress(sqlite3.DatabaseError):
             row = damaged.execute(f"SELECT * FROM {table} WHERE rowid = ?", (rowid,)).fetchone()

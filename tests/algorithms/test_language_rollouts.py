@@ -174,7 +174,7 @@ def test_a_run_trains_the_online_adapter_and_counts_all_episodes(
     events = EventAccumulator(str(tmp_path / "logs/version_0"))
     events.Reload()
     episodes = [event.value for event in events.Scalars("env/episodes")]
-    # 2 before training; in each step 2 x 3 rollouts, then 1 episode for the buffer
-    assert episodes == [2, 9, 16]
+    # 2 before training; in each step 2 x 3 rollouts, after the first 1 episode for the buffer
+    assert episodes == [2, 9, 15]
     assert ("train/critic" in events.Tags()["scalars"]) == (cls is NLRL)
     assert "train/policy" in events.Tags()["scalars"]

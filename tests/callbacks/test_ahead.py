@@ -57,7 +57,7 @@ class Run:
         *callbacks: lightning.Callback,
         env: HelpDeskEnv | None = None,
         engine: Any = "vllm",
-        steps: int = 4,
+        steps: int = 6,
         ckpt_path: str | None = None,
         limits: RolloutLimits | None = None,
     ) -> NLAC:
@@ -117,7 +117,7 @@ def test_they_join_the_buffer_one_collection_later(make: Any) -> None:
     run = make()
     run.fit()
     episodes = run.episodes()
-    assert run.staleness() == [2.0, 0.0]
+    assert run.staleness() == [2.0, 2.0], "none follows the last step"
     assert len({e.seed for e in episodes}) == len(episodes) == INITIAL + 2 * EPISODES
     versions = [{t.policy_version for t in e.turns} for e in episodes]
     assert versions == [{0}] * 4 + [{2}] * 3 + [{4}] * 3, "each with the adapter of its beginning"
@@ -183,7 +183,7 @@ def test_an_engine_that_dies_costs_the_episodes_that_waited(make: Any, peft_engi
     run.fit(steps=8)
     played = run.episodes()[INITIAL:]
     failed = [e for e in played if e.reason == "policy_failed"]
-    assert len(played) == 4 * EPISODES and 0 < len(failed) < len(played)
+    assert len(played) == 3 * EPISODES and 0 < len(failed) < len(played)
     assert all("status -9" in e.turns[-1].info["error"] for e in failed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nlac_lightning.compare import for_run, resolve
+from nlac_lightning.compare import for_run, plan, resolve
 from nlac_lightning.configs_path import find_config, packaged_configs
 from nlac_lightning.errors import ConfigError
 
@@ -85,6 +85,15 @@ def resolved() -> dict[str, Any]:
             "callbacks": [callback, saver, {"class_path": "C", "init_args": {"text": [TEXT]}}],
         },
     }  # fmt: skip
+
+
+def test_all_make_the_same_number_of_gradient_steps(config: str, tmp_path: Path) -> None:
+    (tmp_path / "longer.yaml").write_text("trainer: {max_steps: 7}\n", "utf-8")
+    names = [Path(name).stem for name in packaged_configs() if name.startswith("algorithm/")]
+    runs = plan(["--config", config], names, [0], tmp_path / "out")
+    assert len(runs) >= 8 and {run.config["trainer"]["max_steps"] for run in runs} == {6}
+    with pytest.raises(ConfigError, match=r"trainer\.max_steps: .*rft 6, longer 7"):
+        plan(["--config", config], ["rft", str(tmp_path / "longer.yaml")], [0], tmp_path / "out")
 
 
 def test_a_run_has_its_own_seed_and_folder() -> None:

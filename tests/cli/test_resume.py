@@ -126,35 +126,100 @@ def test_interrupted_rollouts_keep_committed_episodes(
     assert _episodes(tmp_path)[: len(kept)] == kept
 
 
-SLOW_DISK = """
+SLOW = """
 import time
-from nlac_lightning.callbacks import InterruptCheckpoint
+from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.callbacks import EMACallback, InterruptCheckpoint
 from nlac_lightning.cli import main
 
-def save(self, trainer, module):
-    print("saving", flush=True)
-    time.sleep(120)
+def slow(owner, name, reached):
+    inner = getattr(owner, name)
 
-InterruptCheckpoint._save = save
+    def wrapped(self, *arguments):
+        if reached(*arguments):
+            print("there", flush=True)
+            time.sleep(SECONDS)
+        return inner(self, *arguments)
+
+    setattr(owner, name, wrapped)
+
+WHERE
 main()
 """
+SAVING = 'slow(InterruptCheckpoint, "_save", lambda *_: True)'
+STEPPING = 'slow(OptimizerConfig, "scale", lambda step: step == 3)'
+"""The scheduler asks for it after the weights of the third step have moved."""
 
 
-def test_a_second_ctrl_c_stops_at_once(
-    start: Callable[..., Any], config: str, tmp_path: Path
-) -> None:
-    run = start(tmp_path, ["fit", "--config", config], ["-c", SLOW_DISK])
-    _wait(lambda: (tmp_path / "run/periodic/step2.ckpt").exists(), run)
-    run.send_signal(signal.SIGINT)
-    while "saving" not in (line := run.stdout.readline()):
+def _there(run: Any) -> None:
+    while "there" not in (line := run.stdout.readline()):
         assert line, run.communicate()
+
+
+@pytest.mark.parametrize("where", [SAVING, STEPPING], ids=["saving", "stepping"])
+def test_a_second_ctrl_c_stops_at_once(
+    start: Callable[..., Any], config: str, tmp_path: Path, where: str
+) -> None:
+    program = SLOW.replace("WHERE", where).replace("SECONDS", "120")
+    run = start(tmp_path, ["fit", "--config", config], ["-c", program])
+    if where == SAVING:
+        _wait(lambda: (tmp_path / "run/periodic/step2.ckpt").exists(), run)
+    else:
+        _there(run)
+    run.send_signal(signal.SIGINT)
+    if where == SAVING:
+        _there(run)
+    else:
+        time.sleep(1)  # the first one waits for the end of the step
+        assert run.poll() is None
     began = time.monotonic()
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
     assert time.monotonic() - began < 10
-    assert run.returncode == 130, err
+    assert run.returncode in (1, 130), err
     assert "Traceback" not in err
-    assert _checkpoint(tmp_path)["global_step"] >= 2  # the one before is whole
+    assert "continue with" not in err
+    # the one before is whole; the half-made third step is not in it
+    assert _checkpoint(tmp_path)["global_step"] in ((2, 3, 4, 5) if where == SAVING else (2,))
+
+
+def test_a_stop_after_the_last_step_leaves_nothing_of_it_undone(
+    start: Callable[..., Any], config: str, whole_run: Path, tmp_path: Path
+) -> None:
+    where = 'slow(EMACallback, "_update", lambda trainer, _: trainer.global_step == 6)'
+    program = SLOW.replace("WHERE", where).replace("SECONDS", "2")
+    run = start(tmp_path, ["fit", "--config", config], ["-c", program])
+    _there(run)
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate()
+    assert "continue with --ckpt_path" in err
+    _assert_equal(tmp_path, whole_run)
+
+
+def test_a_scheduler_may_repeat_its_signal(
+    start: Callable[..., Any], config: str, tmp_path: Path
+) -> None:
+    program = SLOW.replace("WHERE", SAVING).replace("SECONDS", "2")
+    run = start(tmp_path, ["fit", "--config", config], ["-c", program])
+    _wait(lambda: (tmp_path / "run/periodic/step2.ckpt").exists(), run)
+    run.send_signal(signal.SIGUSR1)
+    _there(run)
+    run.send_signal(signal.SIGTERM)
+    run.send_signal(signal.SIGUSR1)
+    _, err = run.communicate()
+    assert "continue with --ckpt_path" in err
+    assert _checkpoint(tmp_path)["global_step"] >= 2
+
+
+def test_last_without_a_checkpoint_keeps_the_buffer(
+    commands: Callable[..., Any], config: str, run_copy: Path
+) -> None:
+    for path in (run_copy / "run/checkpoints").iterdir():
+        path.unlink()
+    before = _episodes(run_copy)
+    (done,) = commands([(run_copy, ["fit", "--config", config, "--ckpt_path", "last"])])
+    done.refusal("there is no last checkpoint available")
+    assert _episodes(run_copy) == before
 
 
 def test_slurm_requeues_after_the_checkpoint(

@@ -300,6 +300,28 @@ def test_a_stale_batch_is_refused(bench: Any) -> None:
         module._usable(episodes)
 
 
+@pytest.mark.parametrize("bad", [{1}, {4, 5, 6, 7}], ids=["one of four", "all of a rollout"])
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_failed_episodes_cost_steps_not_the_run(
+    bench: Any, algorithm: type[Any], bad: set[int]
+) -> None:
+    size = {"episodes": 4} if algorithm is PPO else {"groups": 2, "group_size": 2}
+    module = bench.build(algorithm, minibatches=2, epochs=1, **size)
+
+    class Unlucky(bench.Env):  # type: ignore[name-defined, misc]
+        def reset(self, task: Any, seed: int = 0) -> Any:
+            session = super().reset(task, seed)
+            if seed in bad:
+                session.step = None
+            return session
+
+    steps, data = bench.fit(module, 6, env=Unlucky())
+    failed = [e for e in data.buffer.iter_episodes() if e.reason == "env_error"]
+    assert {e.seed for e in failed} == bad
+    assert len(steps) == 6
+    assert module.counts["skipped_steps"] == (2 if len(bad) == 4 else 0)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "options", "field"),
     [

@@ -10,6 +10,7 @@ import pytest
 from nlac_lightning.commands import replay
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.replay import commands
+from nlac_lightning.replay import salvage as salvaging
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.salvage import salvage
 
@@ -75,6 +76,23 @@ def test_a_change_of_any_value_is_named_and_left_behind(path, tmp_path, statemen
     assert salvage(path, tmp_path / "out.sqlite") == (39, 1)
     after = episodes(tmp_path / "out.sqlite")
     assert 7 not in after and all(after[i] == before[i] for i in after)
+
+
+@pytest.mark.parametrize("claimed", [2, -1, 2**40], ids=["low", "negative", "huge"])
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_damaged_row_number_costs_one_episode(path, tmp_path, monkeypatch, which, claimed):
+    """The lowest or the highest row number is what a damaged cell says."""
+    real = salvaging._bound
+
+    def bound(damaged, table, name):
+        return (
+            claimed
+            if name == {"first": "min", "last": "max"}[which]
+            else real(damaged, table, name)
+        )
+
+    monkeypatch.setattr(salvaging, "_bound", bound)
+    assert salvage(path, tmp_path / "out.sqlite") == (40, 0)
 
 
 def test_any_damaged_page_is_detected_and_the_rest_saved(path, tmp_path):

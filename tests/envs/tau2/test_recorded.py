@@ -113,7 +113,9 @@ def test_recorded_runs_train_without_a_rollout(
         few = json.load(source)[:4]
     few[0]["traj"] = few[0]["traj"][:-1]  # the user has not ended this one
     Path("few.json").write_text(json.dumps(few))
-    how = ["--config", "c.yaml", "--data.env.init_args.n_val", "3"]  # options of nlac fit
+    Path("overlay.yaml").write_text("data: {batch_size: 2}\n")
+    # configs and options are those of nlac fit
+    how = ["--config", "c.yaml", "--config", "overlay.yaml", "--data.env.init_args.n_val", "3"]
     main(["replay", "import", "--format", "tau-bench", "few.json", *how])
     assert "4 runs added to run/replay.sqlite" in capsys.readouterr().out
     with ReplayBuffer("run/replay.sqlite", read_only=True) as buffer:
