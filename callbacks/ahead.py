@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.callbacks.collection import Jobs, Played
 from nlac_lightning.distributed import world_size
+from nlac_lightning.envs.limited import LimitedEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.vllm import VLLMGenerator
+from nlac_lightning.replay.episode import Episode
 from nlac_lightning.rollout import ModelActor, Rollout
 
 
 class Ahead:
     """A rollout in a thread of its own.
+
+    A call of the environment that hangs costs its episode, as elsewhere, see :class:`LimitedEnv`;
+    the engine's answers have a limit of their own (``model.compute.generation.seconds``).
 
     Args:
         rollout, jobs: what is played.
@@ -27,21 +32,39 @@ class Ahead:
     def __init__(self, rollout: Rollout, jobs: Jobs, module: Algorithm) -> None:
         assert isinstance(module.generator, VLLMGenerator)
         self.version = module.backbone.versions["online"]
-        self._rollout = rollout
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
-        actor = ModelActor(module.roles, module.generator.pinned())
-        self._played = self._pool.submit(self._play, jobs, actor)
+        self._rollout, self._jobs = rollout, jobs
+        self._adapters = module.generator.pinned()
+        self._actor = ModelActor(module.roles, self._adapters)
+        self._episodes: list[Episode] = []
+        self._seconds = 0.0
+        self._error: BaseException | None = None
+        # no pool's thread: the end of the process would wait for it
+        self._thread = threading.Thread(target=self._play, name="rollouts", daemon=True)
+        self._thread.start()
 
-    def _play(self, jobs: Jobs, actor: ModelActor) -> Played:
+    def _play(self) -> None:
         began = time.perf_counter()
-        episodes = list(self._rollout.play(jobs, actor))
-        return Played(self._rollout, episodes, time.perf_counter() - began)
+        env = LimitedEnv(self._rollout.env, self._rollout.limits.call_seconds)
+        self._rollout.env = env
+        try:
+            for episode in self._rollout.play(self._jobs, self._actor):
+                self._episodes.append(episode)
+        except BaseException as error:
+            self._error = error
+        env.leave()
+        self._seconds = time.perf_counter() - began
 
     def wait(self) -> Played:
-        """The episodes, once all have ended."""
-        played = self._played.result()
-        self._pool.shutdown()
-        return played
+        """The episodes, once all have ended; raises what the rollout raised."""
+        self._thread.join()
+        self._adapters.release()
+        if self._error is not None:
+            raise self._error
+        return Played(self._rollout, self._episodes, self._seconds)
+
+    def drop(self) -> None:
+        """Give up what is played; the thread ends at its next request."""
+        self._adapters.revoke()
 
 
 def check_ahead(module: Algorithm) -> None:

@@ -17,12 +17,12 @@ from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.distributed import barrier, gather, rank, sums, world_size
 from nlac_lightning.envs.base import Task
 from nlac_lightning.errors import ConfigError, require_positive
-from nlac_lightning.failures import FailureWatch
+from nlac_lightning.failures import FailureWatch, TooManyFailures
+from nlac_lightning.generation.vllm import VLLMGenerator
 from nlac_lightning.interrupts import whole
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import informative, make_groups, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
-from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.codec import clean
 from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits, remember_path
 
@@ -58,8 +58,10 @@ class RolloutCallback(lightning.Callback):
             or engine raise, hang or drop); more stop the run with the reason.
         ahead: play the later collections while the model trains on. One that begins at a gradient
             step joins the buffer at the next one that is due, so its policy is ``every_n_steps``
-            steps old (logged as ``rollout/staleness``); a checkpoint waits for it. Needs an engine
-            in another process (``model.compute.generation``); refused for on-policy algorithms.
+            steps old (logged as ``rollout/staleness``); a checkpoint waits for it. A run that is
+            stopped does not: it plays the same seeds again when it continues, with the policy of
+            then. Needs an engine in another process (``model.compute.generation``); refused for
+            on-policy algorithms.
     """
 
     def __init__(
@@ -100,6 +102,8 @@ class RolloutCallback(lightning.Callback):
         self.limits = limits or RolloutLimits()
         self.ahead = ahead
         self._running: Ahead | None = None
+        self._owed = False  # a collection that was dropped
+        self._failure: TooManyFailures | None = None
         self._plan: RolloutPlan | None = None
         self._marks: list[int] | None = None
         self._resumed = False
@@ -167,6 +171,8 @@ class RolloutCallback(lightning.Callback):
             fresh = (n for n in itertools.count() if self._seed(n) not in played)
             numbers = list(itertools.islice(fresh, max(missing, 0)))
             self._collect(trainer, pl_module, numbers, self.initial_exploration, show=True)
+        if self._owed:
+            self._play_ahead(trainer, pl_module)
         if self._done is not None and self._done < trainer.global_step:
             self._after_step(trainer, pl_module)  # a step that was stopped before its end
         self._done = trainer.global_step
@@ -185,6 +191,16 @@ class RolloutCallback(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         self._join(trainer, pl_module)
+        if self._failure is not None:
+            log.warning("the last rollouts: %s", self._failure)
+
+    def on_exception(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        exception: BaseException,
+    ) -> None:
+        self._drop()
 
     def _after_step(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         data, module = _parts(trainer, pl_module)
@@ -195,11 +211,11 @@ class RolloutCallback(lightning.Callback):
             return
         due = self.episodes and trainer.global_step % self.every_n_steps == 0
         if due and self.ahead:
-            for episode in self._join(trainer, pl_module):
-                self._watch.see(episode)
-            self._running = Ahead(
-                *self._begin(data, module, self._next(data), self.exploration), module
-            )
+            self._join(trainer, pl_module)
+        if self._failure is not None:
+            raise self._failure
+        if due and self.ahead:
+            self._play_ahead(trainer, pl_module)
         elif due:
             self._unfinished = {"marks": data.marks(), "state": self.state_dict()}
             self._collect(trainer, pl_module, self._next(data), self.exploration)
@@ -211,12 +227,15 @@ class RolloutCallback(lightning.Callback):
         first = sum(data.marks())
         return range(first, first + self.episodes)
 
-    def _join(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
-    ) -> Sequence[Episode]:
+    def _play_ahead(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        data, module = _parts(trainer, pl_module)
+        rollout, jobs = self._begin(data, module, self._next(data), self.exploration)
+        self._running, self._owed = Ahead(rollout, jobs, module), False
+
+    def _join(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Commit what was played ahead, once it has ended."""
         if self._running is None:
-            return ()
+            return
         data, module = _parts(trainer, pl_module)
         age = module.backbone.versions["online"] - self._running.version
         played = self._running.wait()
@@ -224,7 +243,17 @@ class RolloutCallback(lightning.Callback):
             data.buffer.append_many(played.episodes)
             self._running = None
             self._report(trainer, played, {"rollout/staleness": float(age)})
-        return played.episodes
+        for episode in played.episodes:
+            try:
+                self._watch.see(episode)
+            except TooManyFailures as error:  # not in the middle of a checkpoint
+                self._failure = error
+
+    def _drop(self) -> None:
+        """Give up what is played ahead, since a stop should not wait for it."""
+        if self._running is not None:
+            self._running.drop()
+            self._running, self._owed = None, True
 
     def _begin(
         self,
@@ -276,6 +305,8 @@ class RolloutCallback(lightning.Callback):
         self._paths |= totals.paths
         scalars = totals.scalars() | {"rollout/seconds": played.seconds}
         scalars |= self._costs(data, module)
+        if isinstance(module.generator, VLLMGenerator):
+            scalars["rollout/engine_gap"] = module.generator.hand_over.gap
         for logger in trainer.loggers:
             logger.log_metrics(scalars | (more or {}), step=trainer.global_step)
         return scalars
@@ -320,10 +351,11 @@ class RolloutCallback(lightning.Callback):
         if self._unfinished is not None:
             return dict(self._unfinished["state"])
         paths = {k: list(v) for k, v in self._paths.items()}
-        return {"turns": self.turns, "paths": paths, "step": self._done}
+        return {"turns": self.turns, "paths": paths, "step": self._done, "owed": self._owed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.turns, self._done = state_dict["turns"], state_dict.get("step")
+        self._owed = state_dict.get("owed", False)
         self._paths = {task: tuple(way) for task, way in state_dict["paths"].items()}
 
     def on_save_checkpoint(
@@ -333,7 +365,10 @@ class RolloutCallback(lightning.Callback):
         checkpoint: dict[str, Any],
     ) -> None:
         if self._running is not None:  # a resumed run then begins where this one goes on
-            self._join(trainer, pl_module)
+            if trainer.interrupted:
+                self._drop()
+            else:
+                self._join(trainer, pl_module)
             checkpoint["callbacks"][self.state_key] = self.state_dict()
         marks = None  # before and in the first collection: a continued run keeps what is there
         if self._unfinished is not None:

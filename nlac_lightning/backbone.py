@@ -226,14 +226,20 @@ class Backbone(nn.Module):
         }
 
     def write_adapter(self, adapter: str, out: Path) -> None:
-        """Write an adapter as a plain PEFT folder; OSError if it cannot be written."""
+        """Write an adapter as a plain PEFT folder; OSError if it cannot be written.
+
+        ``base`` is written as an adapter of zeros.
+        """
+        source = "online" if adapter == "base" else adapter
         lora = lora_config(self.config)
-        lora.target_modules = self.model.peft_config[adapter].target_modules
+        lora.target_modules = self.model.peft_config[source].target_modules
         lora.inference_mode = True
         weights = {
             name: value.detach().cpu().contiguous()
-            for name, value in self.adapter_parameters(adapter).items()
+            for name, value in self.adapter_parameters(source).items()
         }
+        if adapter == "base":
+            weights = {name: torch.zeros_like(value) for name, value in weights.items()}
         write_folder(lora, weights, out)
 
     @torch.no_grad()

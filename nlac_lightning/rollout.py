@@ -20,7 +20,7 @@ import numpy as np
 
 from nlac_lightning.envs.base import Message, Session, Step, Task, TextEnv
 from nlac_lightning.errors import require_choice, require_positive
-from nlac_lightning.generation.base import TOO_LONG, Completion, EngineError, Generator
+from nlac_lightning.generation.base import FAILED, TOO_LONG, Completion, EngineError, Generator
 from nlac_lightning.interrupts import time_limit
 from nlac_lightning.replay.episode import Episode, Turn
 from nlac_lightning.roles.codec import Codec, Ids, clean
@@ -30,9 +30,6 @@ log = logging.getLogger(__name__)
 
 REASON = 200
 """Longest reason of an episode, in characters."""
-
-FAILED = "failed"
-"""Finish reason of a completion that could not be had; its text says why, its ids are empty."""
 
 
 @dataclass
@@ -144,6 +141,7 @@ class ModelActor:
                     **self.changes,
                 ),
                 extend=True,
+                once=True,
             )
             for live in states
         ]

@@ -33,9 +33,6 @@ class Written:
             outs.append(Completion(ids, text, (math.log(0.9),) * len(ids), reason))
         return outs
 
-    def sync(self, version: int) -> int:
-        return version
-
 
 @pytest.fixture(scope="module")
 def roles(smollm2_path: str) -> Roles:

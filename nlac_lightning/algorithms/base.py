@@ -393,6 +393,9 @@ class Algorithm(lightning.LightningModule):
         self._comparison = "\n".join(lines)
 
     def teardown(self, stage: str) -> None:
+        generator = getattr(self, "generator", None)
+        if isinstance(generator, VLLMGenerator):
+            generator.close()
         if self._comparison:  # last, below Lightning's own table
             print(f"\n{self._comparison}", flush=True)
             self._comparison = ""

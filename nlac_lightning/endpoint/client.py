@@ -17,7 +17,7 @@ from typing import Any
 
 from nlac_lightning.endpoint.cache import AnswerCache
 from nlac_lightning.endpoint.config import EndpointConfig
-from nlac_lightning.endpoint.http import Response, post
+from nlac_lightning.endpoint.http import Response, send
 from nlac_lightning.generation.base import Sampling
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,9 @@ class EndpointClient:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         try:
-            response = post(self.config.url, body, headers, self.config.connect_seconds, seconds)
+            response = send(
+                "POST", self.config.url, body, headers, self.config.connect_seconds, seconds
+            )
         except TimeoutError as error:
             return Answer("", failed=f"timeout: {error}"), 0.0
         except (OSError, http.client.HTTPException, ValueError) as error:

@@ -1,4 +1,4 @@
-"""One POST with a hard time limit.
+"""One HTTP request with a hard time limit.
 
 The standard library's client is used as it is: it follows no redirect, so a key never reaches
 another host, and its socket can be shut from a timer, so a server that drips a byte a minute is
@@ -29,12 +29,18 @@ class Response:
     body: bytes
 
 
-def post(
-    url: str, body: bytes, headers: dict[str, str], connect_seconds: float, seconds: float
+def send(
+    method: str,
+    url: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    connect_seconds: float,
+    seconds: float,
 ) -> Response:
     """Send ``body`` and read the whole answer.
 
     Args:
+        method: ``GET`` or ``POST``.
         url: http or https; for https the proxy of the environment (``HTTPS_PROXY``) is used.
         body, headers: what to send.
         connect_seconds: limit of the connection.
@@ -61,7 +67,7 @@ def post(
         timer.start()
         try:
             parts = urlsplit(url)
-            connection.request("POST", parts.path or "/", body, headers)
+            connection.request(method, parts.path or "/", body, headers)
             answer = connection.getresponse()
             response = Response(answer.status, answer.headers, answer.read(MAX_BYTES))
         finally:

@@ -6,10 +6,10 @@ The adapter is part of each request, so no call depends on a mode that an earlie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nlac_lightning.errors import require_positive
+from nlac_lightning.errors import StoppedRun, require_positive
 
 ADAPTERS = ("online", "target", "base")
 
@@ -17,10 +17,15 @@ TOO_LONG = "too_long"
 """Finish reason where the prompt leaves no position for an answer: ids and text are empty."""
 
 
-class EngineError(RuntimeError):
+FAILED = "failed"
+"""Finish reason of a completion that could not be had: ids are empty, the text may say why."""
+
+
+class EngineError(StoppedRun):
     """An engine outside this process died or does not answer; the requests have no completions.
 
-    Rollouts record the episodes that waited for it as ``policy_failed`` and go on.
+    Rollouts record the episodes that waited for it as ``policy_failed`` and go on. Elsewhere the
+    engine has been asked again in vain, and the run stops.
     """
 
 
@@ -61,6 +66,8 @@ class Request:
         stop_ids: token ids that end a completion (the end of a turn).
         seed: with a temperature, equal seeds give equal samples whatever else is in the call.
         extend: a later prompt will continue this completion, so its cache is worth keeping.
+        once: an engine that dies is not asked again for it (:class:`EngineError`): an episode then
+            counts as failed, and what made the engine die is not played for ever.
     """
 
     ids: tuple[int, ...]
@@ -69,6 +76,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
     extend: bool = False
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class Completion:
         text: decoded ``ids`` without the stop token, cut before a stop string.
         logprobs: natural log-probability of each id under the distribution it was drawn from
             (temperature, top-p and top-k applied; greedy: the model's own distribution).
-        finish_reason: ``stop``, ``length`` (cut off, not complete) or :data:`TOO_LONG`.
+        finish_reason: ``stop``, ``length`` (cut off, not complete), :data:`TOO_LONG` or
+            :data:`FAILED`.
         version: version of the adapter that answered.
     """
 
@@ -104,6 +113,12 @@ class Generator(Protocol):
         """Complete all requests; the result has their order."""
         ...
 
-    def sync(self, version: int) -> int:
-        """Take over the adapters' present weights under ``version``; return the one in use."""
-        ...
+
+def with_room(request: Request, positions: int) -> Request | None:
+    """``request`` with no more new tokens than ``positions`` leave; None where they leave none."""
+    room = positions - len(request.ids)
+    if room <= 0:
+        return None
+    if room >= request.sampling.max_new_tokens:
+        return request
+    return replace(request, sampling=replace(request.sampling, max_new_tokens=room))

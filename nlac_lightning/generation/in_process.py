@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from nlac_lightning.backbone import Backbone
-from nlac_lightning.generation.base import ADAPTERS, TOO_LONG, Completion, Request
+from nlac_lightning.generation.base import ADAPTERS, TOO_LONG, Completion, Request, with_room
 from nlac_lightning.generation.radix import Node, RadixCache, gather
 from nlac_lightning.generation.sampling import complete, draw, stop_reached, uniforms
 from nlac_lightning.prefix_tree import PackedTree, pack_tree, split_packs
@@ -99,10 +99,6 @@ class InProcessGenerator:
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
 
-    def sync(self, version: int) -> int:
-        """The adapters are the trained ones themselves; nothing has to move."""
-        return self.backbone.versions["online"]
-
     @torch.no_grad()
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Complete all requests, in their order.
@@ -111,7 +107,9 @@ class InProcessGenerator:
         not computed (:data:`~nlac_lightning.generation.base.TOO_LONG`).
         """
         begin = time.perf_counter()
-        requests = [self._with_room(request) for request in requests]
+        positions = self.backbone.max_positions
+        roomy = [with_room(request, positions) for request in requests]
+        requests = [fitted or r for fitted, r in zip(roomy, requests, strict=True)]
         done: dict[int, Completion] = {}
         training = self.backbone.model.training
         self.backbone.model.eval()  # no dropout while sampling
@@ -120,7 +118,7 @@ class InProcessGenerator:
             for adapter in ADAPTERS:
                 chosen = [i for i in set(twin) if requests[i].adapter == adapter]
                 version = self.backbone.versions[adapter]
-                for i in [i for i in chosen if not self._room(requests[i])]:
+                for i in [i for i in chosen if roomy[i] is None]:
                     chosen.remove(i)
                     done[i] = Completion((), "", (), TOO_LONG, version)
                     self.counts["too_long"] += 1
@@ -131,16 +129,6 @@ class InProcessGenerator:
             self.backbone.model.train(training)
         self.seconds += time.perf_counter() - begin
         return [done[i] for i in twin]
-
-    def _room(self, request: Request) -> int:
-        """Positions that are left for an answer."""
-        return max(self.backbone.max_positions - len(request.ids), 0)
-
-    def _with_room(self, request: Request) -> Request:
-        room = self._room(request)
-        if not 0 < room < request.sampling.max_new_tokens:
-            return request
-        return replace(request, sampling=replace(request.sampling, max_new_tokens=room))
 
     def _generate(
         self,

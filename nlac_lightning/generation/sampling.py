@@ -33,11 +33,7 @@ def draw(
     Returns:
         Token ids, and their log-probabilities under the distribution that they were drawn from.
     """
-    temperature = torch.tensor([s.temperature if s.temperature > 0 else 1.0 for s in settings])
-    scaled = logits / temperature.to(logits)[:, None]
-    if any(s.top_k or s.top_p < 1 for s in settings):
-        scaled = torch.stack([_truncate(row, s) for row, s in zip(scaled, settings, strict=True)])
-    log_p = F.log_softmax(scaled, dim=-1)
+    log_p = distributions(logits, settings)
     tokens = logits.argmax(-1)
     random = [i for i, s in enumerate(settings) if s.temperature > 0]
     if random:
@@ -48,6 +44,18 @@ def draw(
         tokens[random] = picked.clamp(max=logits.shape[-1] - 1)
     scores = log_p.gather(1, tokens[:, None])[:, 0]
     return tokens.tolist(), scores.tolist()
+
+
+def distributions(logits: Tensor, settings: list[Sampling]) -> Tensor:
+    """Log-probabilities [b, vocabulary] that each row's token is drawn from.
+
+    Greedy rows have the model's own distribution.
+    """
+    temperature = torch.tensor([s.temperature if s.temperature > 0 else 1.0 for s in settings])
+    scaled = logits / temperature.to(logits)[:, None]
+    if any(s.top_k or s.top_p < 1 for s in settings):
+        scaled = torch.stack([_truncate(row, s) for row, s in zip(scaled, settings, strict=True)])
+    return F.log_softmax(scaled, dim=-1)
 
 
 def _truncate(row: Tensor, sampling: Sampling) -> Tensor:

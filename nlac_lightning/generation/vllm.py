@@ -1,51 +1,63 @@
 """Rollouts on vLLM: an offline engine in a worker process, or a running server.
 
-The trained adapters are handed over as PEFT folders, each under a new name and number for each
-version, before the first request that needs them. Then a fixed prompt is asked, and the answer's
-log-probability has to be that of the trained model itself: an engine that goes on with old weights
-is an error, not staleness.
+The trained adapters are handed over as PEFT folders, each under a new name for each version,
+before the first request that needs them, see :mod:`vllm_handover`: an engine that goes on with old
+weights is an error, not staleness. An engine that dies costs the episodes that waited for it; other
+requests are asked again.
 """
 
 from __future__ import annotations
 
-import tempfile
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from nlac_lightning.backbone import Backbone
-from nlac_lightning.generation.base import ADAPTERS, Completion, Request, Sampling
+from nlac_lightning.generation.base import (
+    ADAPTERS,
+    FAILED,
+    TOO_LONG,
+    Completion,
+    EngineError,
+    Request,
+    with_room,
+)
 from nlac_lightning.generation.sampling import complete
-from nlac_lightning.generation.vllm_engines import Engine, GenerationConfig, Server, Worker
+from nlac_lightning.generation.vllm_engines import Engine, GenerationConfig, Server
+from nlac_lightning.generation.vllm_handover import Handed, HandOver, parameters
+from nlac_lightning.generation.vllm_process import Worker
 from nlac_lightning.models import resolve
-from nlac_lightning.prefix_tree import pack_tree
 
-PROBE = "The new adapter is the one that answers"
-"""The fixed prompt of the check after each hand-over."""
+log = logging.getLogger(__name__)
 
-
-Handed = dict[str, tuple[int, dict[str, Any] | None]]
-"""Version of each adapter, and how the engine knows it."""
+PAUSES = (1.0, 10.0, 60.0)
+"""Seconds before each further try with an engine that died: a server may be starting again."""
 
 
 class Pinned:
     """Generator with the adapters of one moment, see :meth:`VLLMGenerator.pinned`."""
 
-    def __init__(self, generator: VLLMGenerator, handed: Handed) -> None:
+    def __init__(self, generator: VLLMGenerator, handed: dict[str, Handed]) -> None:
         self._generator, self._handed = generator, handed
+        self._revoked = False
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Complete all requests, in their order."""
+        """Complete all requests, in their order; RuntimeError once it is revoked."""
+        if self._revoked:
+            raise RuntimeError("nobody waits for an answer any more")
         return self._generator.generate_with(requests, self._handed)
 
-    def sync(self, version: int) -> int:
-        """The version stays what it was."""
-        return self._handed["online"][0]
+    def revoke(self) -> None:
+        """Refuse further requests, without waiting for one that the engine is at."""
+        self._revoked = True
+
+    def release(self) -> None:
+        """Let go of the adapters, so that old ones are deleted."""
+        self.revoke()
+        self._generator.hand_over.unpin(self._handed)
 
 
 class VLLMGenerator:
@@ -63,126 +75,110 @@ class VLLMGenerator:
     def __init__(
         self, backbone: Backbone, config: GenerationConfig, engine: Engine | None = None
     ) -> None:
-        self.backbone, self.config = backbone, config
+        self.backbone = backbone
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
-        self._folder = tempfile.TemporaryDirectory(prefix="nlac_adapters_")
-        self._loaded: dict[str, tuple[int, dict[str, Any]]] = {}
-        self._numbers = 0
         self._turn = threading.Lock()
-        model = resolve(backbone.config.name)
-        if engine is not None:
-            self._engine: Engine = engine
-        elif config.engine == "vllm":
-            settings = {
-                "model": model,
-                "dtype": str(backbone.compute_dtype).removeprefix("torch."),
-                "enable_lora": True,
-                "max_lora_rank": max(8, 1 << (backbone.config.lora_r - 1).bit_length()),
-                "max_loras": 2,
-                "enable_prefix_caching": True,
-                "logprobs_mode": "processed_logprobs",
-                "enable_sleep_mode": config.sleep,
-            }
-            self._engine = Worker(config, settings | config.options)
-        else:
-            self._engine = Server(config, model)
-
-    def sync(self, version: int) -> int:
-        """Hand over the adapters that have changed; returns the online adapter's version in use."""
-        for adapter in ("online", "target"):
-            self._lora(adapter)
-        return self._loaded["online"][0]
+        self._engine = engine or _engine(backbone, config)
+        self.hand_over = HandOver(backbone, self._engine, self._ask, config.tolerance)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Complete all requests, in their order."""
-        return self.generate_with(requests, self._now({r.adapter for r in requests}))
+        """Complete all requests, in their order.
+
+        Raises:
+            EngineError: the engine died, or still does after several tries; with a request that is
+                asked ``once``, after the first.
+        """
+        adapters = {request.adapter for request in requests}
+        pauses = () if any(request.once for request in requests) else PAUSES
+        for pause in pauses:
+            try:
+                return self.generate_with(requests, self.hand_over.present(adapters))
+            except EngineError as error:
+                log.warning("%s; asked again in %g s", error, pause)
+                time.sleep(pause)
+        return self.generate_with(requests, self.hand_over.present(adapters))
 
     def pinned(self) -> Pinned:
-        """A generator that keeps to the adapters as they are now, for a thread of its own."""
-        return Pinned(self, self._now(set(ADAPTERS)))
+        """A generator that keeps to the adapters as they are now, for a thread of its own.
 
-    def _now(self, adapters: set[str]) -> Handed:
-        return {a: (self.backbone.versions[a], self._lora(a)) for a in sorted(adapters)}
+        All adapters are handed over here, since that computes with the model.
+        """
+        return Pinned(self, self.hand_over.pin(ADAPTERS))
 
-    def generate_with(self, requests: Sequence[Request], handed: Handed) -> list[Completion]:
+    def generate_with(
+        self, requests: Sequence[Request], handed: dict[str, Handed]
+    ) -> list[Completion]:
         """Complete all requests with adapters that were handed over before."""
         began = time.perf_counter()
+        positions = min(self.backbone.max_positions, self._engine.max_tokens)
+        fitting = [with_room(request, positions) for request in requests]
         asked = [
-            {"ids": list(r.ids), "lora": handed[r.adapter][1], "sampling": _sampling(r)}
-            for r in requests
+            {
+                "ids": list(r.ids),
+                "lora": handed[r.adapter].lora,
+                "sampling": parameters(r.sampling, r.stop_ids) | {"seed": r.seed % 2**63},
+            }
+            for r in fitting
+            if r is not None
         ]
-        answers = self._complete(asked) if asked else []
-        self.seconds += time.perf_counter() - began
-        self.counts["prompt_tokens"] += sum(len(r.ids) for r in requests)
-        self.counts["generated_tokens"] += sum(len(answer["ids"]) for answer in answers)
-        return [
-            complete(
-                self.backbone.tokenizer, request, answer["ids"], answer["logprobs"],
-                answer["reason"], handed[request.adapter][0],
-            )
-            for request, answer in zip(requests, answers, strict=True)
-        ]  # fmt: skip
+        found = self._ask(asked) if asked else []
+        answers = iter(found)
+        out = []
+        for request, fitted in zip(requests, fitting, strict=True):
+            version = handed[request.adapter].version
+            if fitted is None:
+                out.append(Completion((), "", (), TOO_LONG, version))
+            else:
+                out.append(self._completion(fitted, next(answers), version))
+        with self._turn:  # another thread counts as well
+            self.seconds += time.perf_counter() - began
+            prompts = sum(len(request["ids"]) for request in asked)
+            self.counts["prompt_tokens"] += prompts
+            self.counts["prefilled_tokens"] += prompts - sum(a.get("cached", 0) for a in found)
+            self.counts["generated_tokens"] += sum(len(completion.ids) for completion in out)
+            self.counts["too_long"] += len(requests) - len(asked)
+        return out
 
-    def _complete(self, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _completion(self, request: Request, answer: dict[str, Any], version: int) -> Completion:
+        if "error" in answer:
+            log.warning("vLLM refuses a request: %s", answer["error"])
+            # elsewhere the text would be read as a role's answer
+            return Completion((), answer["error"] if request.once else "", (), FAILED, version)
+        return complete(
+            self.backbone.tokenizer,
+            request,
+            answer["ids"],
+            answer["logprobs"],
+            answer["reason"],
+            version,
+        )
+
+    def _ask(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         with self._turn:
-            return self._engine.complete(asked)
+            return self._engine.complete(requests)
 
     def close(self) -> None:
-        """End the engine's process and delete the handed-over adapters."""
+        """End the engine's process and delete the adapters, until the next request."""
         self._engine.close()
-        self._folder.cleanup()
-
-    def _lora(self, adapter: str) -> dict[str, Any] | None:
-        """How the engine knows an adapter's present version; hands it over where it does not."""
-        if adapter == "base":
-            return None
-        version = self.backbone.versions[adapter]
-        known = self._loaded.get(adapter)
-        if known is not None and known[0] == version:
-            return known[1]
-        self._numbers += 1
-        name = f"{adapter}-{version}-{self._numbers}"
-        folder = Path(self._folder.name, name)
-        self.backbone.write_adapter(adapter, folder)
-        lora = {"lora_name": name, "lora_int_id": self._numbers, "lora_path": str(folder)}
-        self._verify(adapter, lora)
-        self._loaded[adapter] = (version, lora)
-        self.counts["syncs"] += 1
-        return lora
-
-    def _verify(self, adapter: str, lora: dict[str, Any]) -> None:
-        """The engine's answer to the probe has to be as likely as the model itself says."""
-        ids = tuple(self.backbone.tokenizer(PROBE, add_special_tokens=False)["input_ids"])
-        request = Request(ids, Sampling(max_new_tokens=1), adapter)
-        asked = {"ids": list(ids), "lora": lora, "sampling": _sampling(request)}
-        answer = self._complete([asked])[0]
-        training = self.backbone.model.training
-        self.backbone.model.eval()
-        with torch.no_grad(), self.backbone.use(adapter):
-            hidden = self.backbone.forward_tree(pack_tree([ids]))
-            expected = self.backbone.logits(hidden[-1:]).float().log_softmax(-1)[0]
-        self.backbone.model.train(training)
-        gap = abs(answer["logprobs"][0] - float(expected[answer["ids"][0]]))
-        if gap > self.config.tolerance:
-            raise RuntimeError(
-                f"vLLM does not answer with version {self.backbone.versions[adapter]} of the "
-                f"{adapter} adapter: its log-probability of the probe is off by {gap:.3f} nats"
-            )
+        self.hand_over.clear()
 
 
-def _sampling(request: Request) -> dict[str, Any]:
-    s = request.sampling
-    return {
-        "temperature": s.temperature,
-        "top_p": s.top_p,
-        "top_k": s.top_k,
-        "max_tokens": s.max_new_tokens,
-        "stop": list(s.stop),
-        "stop_token_ids": list(request.stop_ids),
-        "include_stop_str_in_output": True,
-        "ignore_eos": True,  # the request's own stop ids decide
-        "seed": request.seed % 2**63,
-        "logprobs": 0,
-        "skip_special_tokens": False,
+def _engine(backbone: Backbone, config: GenerationConfig) -> Engine:
+    if config.engine == "vllm_server":
+        return Server(config)
+    settings: dict[str, Any] = {
+        "model": resolve(backbone.config.name),
+        "dtype": str(backbone.compute_dtype).removeprefix("torch."),
+        "trust_remote_code": backbone.config.trust_remote_code,
+        "enable_lora": True,
+        "max_lora_rank": max(8, 1 << (backbone.config.lora_r - 1).bit_length()),
+        "max_loras": len(ADAPTERS),
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "enable_sleep_mode": config.sleep,
     }
+    settings |= config.options
+    if "max_model_len" in settings:  # vLLM refuses to start with more than there are
+        settings["max_model_len"] = min(settings["max_model_len"], backbone.max_positions)
+    return Worker(config, settings)

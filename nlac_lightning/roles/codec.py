@@ -8,6 +8,7 @@ tokens, and in plain format a line break inside a message cannot open a forged t
 from __future__ import annotations
 
 import hashlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,9 @@ Ids = tuple[int, ...]
 _MARK = "\u2402MESSAGE\u2402"
 _KEPT = 4096
 """Texts whose ids are kept: instructions and states come back many times in each step."""
+_ENCODING = threading.Lock()
+"""``split_special_tokens`` is a mode of the tokenizer, which codecs and threads share: one that
+encodes a template's own tokens must not have another's foreign text encoded as such."""
 
 
 class Codec(ABC):
@@ -54,12 +58,13 @@ class Codec(ABC):
         """Ids of a text; control tokens in it count as such only with ``control``."""
         found = self._kept.get((text, control))
         if found is None:
-            encoded = self.tokenizer(
-                clean(text), add_special_tokens=False, split_special_tokens=not control
-            )
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            found = self._kept[text, control] = tuple(encoded["input_ids"])
+            with _ENCODING:
+                encoded = self.tokenizer(
+                    clean(text), add_special_tokens=False, split_special_tokens=not control
+                )
+                if len(self._kept) >= _KEPT:
+                    self._kept.clear()
+                found = self._kept[text, control] = tuple(encoded["input_ids"])
         return found
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -11,10 +11,10 @@ from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.reflexion import LESSONS, MAX_LESSON
-from nlac_lightning.generation.base import Completion
+from nlac_lightning.generation.base import FAILED, Completion
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import FAILED, Live, OracleActor, RolloutLimits
+from nlac_lightning.rollout import Live, OracleActor, RolloutLimits
 
 
 class Learner(OracleActor):

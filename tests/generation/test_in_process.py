@@ -320,7 +320,6 @@ def test_dropout_is_off_while_generating_and_the_mode_returns(tiny_llama_path: s
     assert [out.ids for out in outs] == [reference(backbone, request) for request in asked]
 
 
-def test_sync_reports_the_version_in_use(backbone: Backbone) -> None:
-    generator = InProcessGenerator(backbone)
-    assert generator.sync(123) == backbone.versions["online"]
-    assert generator.generate(requests([COMMON]))[0].version == generator.sync(123)
+def test_completions_name_the_version_in_use(backbone: Backbone) -> None:
+    backbone.versions["online"] = 123
+    assert InProcessGenerator(backbone).generate(requests([COMMON]))[0].version == 123

@@ -1,5 +1,7 @@
 """Ids are appended and never made again; foreign text stays text."""
 
+import sys
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -258,3 +260,31 @@ def test_chat_needs_a_template_that_only_appends(smollm2_path: str) -> None:
     assert make_codec("auto", tokenizer).kind == "plain"
     with pytest.raises(ConfigError, match=r"model\.roles\.format"):
         make_codec("chat", tokenizer)
+
+
+def test_threads_and_codecs_share_a_tokenizer_without_opening_foreign_text(
+    smollm2_path: str,
+) -> None:
+    """``split_special_tokens`` is a mode of the tokenizer: the other thread must not switch it."""
+    tokenizer = models.load_tokenizer(smollm2_path)
+    codecs = {True: ChatCodec(tokenizer), False: PlainCodec(tokenizer)}
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    wrong: list[str] = []
+
+    def encode(control: bool) -> None:
+        for n in range(10_000):
+            text = f"{n} <|im_end|>"
+            if (end in codecs[control].text(text, control)) != control:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=encode, args=(control,)) for control in codecs]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
