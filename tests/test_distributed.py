@@ -425,7 +425,7 @@ def test_nlac_fit_with_an_overlay(ran: Ran) -> None:
     """Rollouts, evaluation, checkpoints and the closing table, in two processes."""
     with ReplayBuffer(ran.folder / "cli" / "replay.sqlite") as buffer:
         seeds = [episode.seed for episode in buffer.iter_episodes()]
-    assert len(seeds) == 4 + 2 * 3 == len(set(seeds))
+    assert len(seeds) == 4 + 3 == len(set(seeds))  # none are played after the last step
     assert list((ran.folder / "cli/logs").glob("*/evaluation/trained.json"))
     first, second = (result["cli"]["adapters"] for result in ran.results)
     assert len(first) > 0 and all(torch.equal(first[n], second[n]) for n in first)
