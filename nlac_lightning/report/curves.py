@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
 from nlac_lightning.errors import ConfigError, require_choice
@@ -110,6 +110,7 @@ def plot_runs(
                 line = _draw_seeds(axes, steps, list(drawn.values()), f"C{i % 10}")
                 handles.setdefault(group, line)
         axes.set(xlabel=label, ylabel=metric)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
