@@ -126,6 +126,7 @@ class Method:
         tau: of the EMA; 1 is no target network.
         batch_size: transitions of a gradient step, of methods that leave it to the data module.
         success_share: of such a batch, that comes from successful episodes.
+        critic: whether it trains the successor model, so that its critic is worth measuring.
     """
 
     make: Callable[..., Algorithm]
@@ -135,10 +136,12 @@ class Method:
     tau: float = 0.1
     batch_size: int = 48
     success_share: float = 0.5
+    critic: bool = True
 
 
 METHODS: dict[str, Method] = {
     "accept": Method(nlac, step="accept"),
+    "accept_majority": Method(nlac, {"k": 3}, step="accept"),
     "refine": Method(nlac, {"improvement": "refine"}, step="refine"),
     "refine_then_accept": Method(
         nlac, {"improvement": "refine_then_accept"}, step="refine_then_accept"
@@ -157,11 +160,11 @@ METHODS: dict[str, Method] = {
     "no_lower_bound": Method(nlac, {"loss": LossConfig(policy_kl=0.1)}, step="accept"),
     "no_success_share": Method(nlac, step="accept", success_share=0.0),
     "fresh_actions": Method(nlac, {"base_action": "fresh"}, step="accept"),
-    "grpo": Method(grpo, lr=2e-3),
-    "ppo": Method(ppo, lr=2e-3),
-    "rft": Method(rft),
+    "grpo": Method(grpo, lr=2e-3, critic=False),
+    "ppo": Method(ppo, lr=2e-3, critic=False),
+    "rft": Method(rft, critic=False),
     "nlrl": Method(nlrl, step="best_of_n"),
-    "self_distillation": Method(self_distillation, batch_size=8),
+    "self_distillation": Method(self_distillation, batch_size=8, critic=False),
     "evaluation": Method(
         nlac, {"loss": LossConfig(policy_weight=0.0, policy_kl=0.1)}, lr=2e-3, success_share=0.0
     ),
@@ -184,7 +187,7 @@ def run(
     seed: int,
     episodes: int,
     lr: float | None = None,
-    every: int = 20,
+    every: int = 24,
     max_steps: int = 400,
     skill_worlds: int = 40,
 ) -> ExactProgress:
@@ -204,7 +207,7 @@ def run(
             seed=seed,
         )
         rollouts = RolloutCallback(
-            initial_episodes=64, episodes=8, every_n_steps=2, limits=LIMITS_OF_A_WALK, seed=seed
+            initial_episodes=64, episodes=32, every_n_steps=8, limits=LIMITS_OF_A_WALK, seed=seed
         )
         trainer = lightning.Trainer(
             max_steps=max_steps,
@@ -223,11 +226,11 @@ def run(
     return progress
 
 
-def ceiling(step: str, level: int, seed: int) -> float:
+def ceiling(step: str, level: int, seed: int, k: int = 1) -> float:
     """Exact success at the fixed point of an improvement step under an exact critic."""
     mdp = LanguageMDPEnv(level, seed=seed).exact("test").mdp
     closed = step in LIMITS
-    return fixed_point(mdp, ImprovementStep(step), tolerance=1e-7, closed_form=closed).success
+    return fixed_point(mdp, ImprovementStep(step, k), tolerance=1e-7, closed_form=closed).success
 
 
 def result_of(name: str, options: argparse.Namespace, seed: int, lr: float) -> dict[str, Any]:
@@ -236,19 +239,19 @@ def result_of(name: str, options: argparse.Namespace, seed: int, lr: float) -> d
     kept: Path = options.folder / f"{key}.json"
     if not kept.exists():
         progress = run(name, options.level, seed, options.episodes, lr, options.every)
-        step = METHODS[name].step
+        step, k = METHODS[name].step, METHODS[name].settings.get("k", 1)
         result = {
             "method": name,
             "level": options.level,
             "seed": seed,
             "lr": lr,
             "baselines": LanguageMDPEnv(options.level, seed=seed).baselines(),
-            "ceiling": ceiling(step, options.level, seed) if step else None,
+            "ceiling": ceiling(step, options.level, seed, k) if step else None,
             "rows": progress.rows,
             "skills": progress.skills,
         }
         kept.write_text(json.dumps(result, indent=1) + "\n")
-    result = json.loads(kept.read_text())
+    result = json.loads(kept.read_text()) | {"critic": METHODS[name].critic}
     first, last = result["rows"][0], result["rows"][-1]
     print(
         f"{key}: success {first['success']:.3f} -> {last['success']:.3f} "
@@ -265,8 +268,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS)[:-2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--level", type=int, default=2, choices=(1, 2, 3))
-    parser.add_argument("--episodes", type=int, default=464, help="training episodes of a run")
-    parser.add_argument("--every", type=int, default=20, help="steps between measurements")
+    parser.add_argument("--episodes", type=int, default=448, help="training episodes of a run")
+    parser.add_argument("--every", type=int, default=24, help="steps between measurements")
     parser.add_argument("--lr", type=float, nargs="+", help="instead of each method's own")
     parser.add_argument("--sweep", action="store_true", help="on worlds kept for step sizes")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))

@@ -49,7 +49,8 @@ def measured(runs: Sequence[Result]) -> dict[str, list[float]]:
         values["of ceiling"] = [
             row["success"] / r["ceiling"] for row, r in zip(last, runs, strict=True)
         ]
-    values |= {name: [row[name] for row in last] for name in (*SCORES, *COSTS)}
+    scores = SCORES if runs[0]["critic"] else ()
+    values |= {name: [row[name] for row in last] for name in (*scores, *COSTS)}
     if all(len(r["skills"]) == 2 for r in runs):
         for role in runs[0]["skills"][0]:
             values[f"forgotten {role}"] = [
