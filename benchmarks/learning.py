@@ -50,7 +50,7 @@ SWEEP_SEEDS = 100
 """Seeds of worlds on which step sizes are chosen start here."""
 
 
-def parts(lr: float, guard: str = "base") -> dict[str, Any]:
+def parts(lr: float, guard: str = "base", decay_steps: int = 0) -> dict[str, Any]:
     """Model, prompts and optimizer of every method.
 
     ``guard`` plays the roles that can drift. The moving average foresees: step sizes that teach the
@@ -73,12 +73,14 @@ def parts(lr: float, guard: str = "base") -> dict[str, Any]:
     return {
         "backbone": BackboneConfig(TINY, lora_r=16, lora_alpha=32.0, dtype="float32"),
         "roles": roles,
-        "optimizer": OptimizerConfig(lr=lr, warmup_steps=5),
+        "optimizer": OptimizerConfig(lr=lr, warmup_steps=5, decay_steps=decay_steps),
         "compute": ComputeConfig(512, 512, 128),
     }
 
 
-def nlac(seed: int, lr: float, guard: str = "base", **settings: Any) -> Algorithm:
+def nlac(
+    seed: int, lr: float, guard: str = "base", decay_steps: int = 0, **settings: Any
+) -> Algorithm:
     """NLAC with protected roles and policy, and a critic that begins with outcomes.
 
     The paper's targets alone would take this model's first verdicts, which are coin flips, for
@@ -90,7 +92,7 @@ def nlac(seed: int, lr: float, guard: str = "base", **settings: Any) -> Algorith
         "loss": LossConfig(policy_kl=0.1, lower_bound=True),
         "warmup": WarmupConfig(min_steps=WARMUP, targets="outcome"),
     }
-    return NLAC(seed=seed, **parts(lr, guard), **(defaults | settings))
+    return NLAC(seed=seed, **parts(lr, guard, decay_steps), **(defaults | settings))
 
 
 def grpo(seed: int, lr: float, **settings: Any) -> Algorithm:
@@ -139,6 +141,15 @@ class Method:
     critic: bool = True
 
 
+OWN_ACTIONS: dict[str, Any] = {
+    "improvement": "refine_then_accept",
+    "base_action": "fresh",
+    "k": 3,
+    "targets": "outcome",
+    "decay_steps": 96,
+}
+"""Success reaches the policy through critiques alone: no stored action is imitated."""
+
 METHODS: dict[str, Method] = {
     "accept": Method(nlac, step="accept"),
     "accept_majority": Method(nlac, {"k": 3}, step="accept"),
@@ -160,6 +171,9 @@ METHODS: dict[str, Method] = {
     "no_lower_bound": Method(nlac, {"loss": LossConfig(policy_kl=0.1)}, step="accept"),
     "no_success_share": Method(nlac, step="accept", success_share=0.0),
     "fresh_actions": Method(nlac, {"base_action": "fresh"}, step="accept"),
+    "own_actions": Method(nlac, OWN_ACTIONS, step="refine_then_accept"),
+    "own_actions_shuffled": Method(nlac, OWN_ACTIONS | {"critic": "shuffled"}),
+    "own_actions_oracle": Method(nlac, OWN_ACTIONS | {"critic": "oracle"}),
     "grpo": Method(grpo, lr=2e-3, critic=False),
     "ppo": Method(ppo, lr=2e-3, critic=False),
     "rft": Method(rft, critic=False),
