@@ -65,6 +65,7 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     for name, runs in groups(results).items():
         settings = {"level": runs[0]["level"], "lr": runs[0]["lr"]}
         for measure, values in measured(runs).items():
+            half = half_width(values)
             rows.append(
                 {
                     "name": f"{name}: {measure}",
@@ -72,7 +73,7 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
                     "unit": "s" if measure == "cpu_seconds" else "",
                     "settings": {
                         **settings,
-                        "half_width_95": half_width(values),
+                        "half_width_95": None if math.isnan(half) else half,
                         "seeds": {r["seed"]: v for r, v in zip(runs, values, strict=True)},
                     },
                 }
