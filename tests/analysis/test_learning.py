@@ -20,7 +20,7 @@ def evaluated():
 def test_td_evaluates_a_frozen_policy(evaluated):
     first, last = evaluated[0], evaluated[-1]
     assert abs(first["spearman"]) < 0.3, "untrained, the critic knows no map"
-    assert last["spearman"] > 0.5
+    assert last["spearman"] > 0.4 and last["auroc"] > 0.75
     assert last["calibration"] < first["calibration"] / 2
 
 
