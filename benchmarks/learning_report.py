@@ -49,7 +49,8 @@ def measured(runs: Sequence[Result]) -> dict[str, list[float]]:
         values["of ceiling"] = [
             row["success"] / r["ceiling"] for row, r in zip(last, runs, strict=True)
         ]
-    values |= {name: [row[name] for row in last] for name in (*SCORES, *COSTS)}
+    scores = SCORES if runs[0]["critic"] else ()
+    values |= {name: [row[name] for row in last] for name in (*scores, *COSTS)}
     if all(len(r["skills"]) == 2 for r in runs):
         for role in runs[0]["skills"][0]:
             values[f"forgotten {role}"] = [
@@ -64,6 +65,7 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     for name, runs in groups(results).items():
         settings = {"level": runs[0]["level"], "lr": runs[0]["lr"]}
         for measure, values in measured(runs).items():
+            half = half_width(values)
             rows.append(
                 {
                     "name": f"{name}: {measure}",
@@ -71,7 +73,7 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
                     "unit": "s" if measure == "cpu_seconds" else "",
                     "settings": {
                         **settings,
-                        "half_width_95": half_width(values),
+                        "half_width_95": None if math.isnan(half) else half,
                         "seeds": {r["seed"]: v for r, v in zip(runs, values, strict=True)},
                     },
                 }

@@ -16,6 +16,7 @@ from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.distributed import gather, rank, world_size
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.mixed_sampler import MixedSampler
 from nlac_lightning.replay.buffer import Key, ReplayBuffer
 from nlac_lightning.replay.episode import FAILURES, Transition
 from nlac_lightning.replay.sampler import (
@@ -43,6 +44,11 @@ class ReplayDataModule(lightning.LightningDataModule):
         batch_size: transitions per training batch.
         strategy, recency_half_life, transitions_per_episode, contrast_batches, seed: see
             :class:`~nlac_lightning.replay.sampler.TransitionSampler`.
+        success_share: share of a batch, in [0, 1], that comes from successful episodes, whose
+            actions so are tried again and whose rewards reach the critic, however rare they are.
+            It changes how often each transition is seen, not what followed it, so bootstrapped
+            targets stay right where an action's outcome has no chance in it. 0 is the paper's.
+        success_after: so many first batches are without that share.
         batches_per_epoch: the stream never ends, an epoch does; None means one epoch of
             ``trainer.max_steps`` batches.
         val_tasks, test_tasks: number of tasks of the split to evaluate on; None means all.
@@ -68,6 +74,8 @@ class ReplayDataModule(lightning.LightningDataModule):
         recency_half_life: float = 1000.0,
         transitions_per_episode: int = 1,
         contrast_batches: int = 0,
+        success_share: float = 0.0,
+        success_after: int = 0,
         batches_per_epoch: int | None = None,
         val_tasks: int | None = None,
         test_tasks: int | None = None,
@@ -82,6 +90,9 @@ class ReplayDataModule(lightning.LightningDataModule):
         check_sampling(
             batch_size, strategy, recency_half_life, transitions_per_episode, contrast_batches, seed
         )
+        require_positive("data.success_share", success_share, zero=True)
+        require_positive("data.success_share", 1 - success_share, zero=True)
+        require_positive("data.success_after", success_after, zero=True)
         require_positive("data.eval_batch_size", eval_batch_size)
         require_positive("data.num_workers", num_workers, zero=True)
         for name, size in (
@@ -98,6 +109,7 @@ class ReplayDataModule(lightning.LightningDataModule):
         self._path = buffer
         self._buffer: ReplayBuffer | None = None
         self._batch_size, self._seed = batch_size, seed
+        self._success = success_share, success_after
         self._make_sampler = partial(
             TransitionSampler,
             batch_size=batch_size,
@@ -181,8 +193,16 @@ class ReplayDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> Iterable[list[Transition]]:
         """An endless stream of batches, cut into epochs."""
-        sampler = self._own_sampler() or self._make_sampler(self.buffer)
+        sampler = self._own_sampler() or self._sampler()
         return _Stream(lambda: self._batches(sampler), self._epoch_length())
+
+    def _sampler(self) -> BatchSampler:
+        """What :attr:`_make_sampler` draws, with the share of successes that is configured."""
+        rest: BatchSampler = self._make_sampler(self.buffer)
+        share, after = self._success
+        if not share:
+            return rest
+        return MixedSampler(self.buffer, rest, self._batch_size, share, after, self._seed)
 
     def _own_sampler(self) -> BatchSampler | None:
         """What the algorithm trains on, where it does not leave that to this module."""

@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import binary_auroc
 from nlac_lightning.analysis.lessons import Sheet, skills
 from nlac_lightning.backbone import Backbone
 from nlac_lightning.envs.language_mdp.env import LanguageMDPEnv
-from nlac_lightning.envs.language_mdp.solve import Array, evaluate
+from nlac_lightning.envs.language_mdp.solve import Array, Mask, evaluate
 from nlac_lightning.envs.language_mdp.texts import SYSTEM, said, state_text
 from nlac_lightning.envs.language_mdp.world import DIRECTIONS
 from nlac_lightning.prefix_tree import pack_tree, split_packs
@@ -106,18 +106,24 @@ def critic_scores(env: LanguageMDPEnv, policy: Array, critic: Array) -> dict[str
     mdp = env.world.exact.mdp
     q = evaluate(mdp, policy).q
     far = mdp.allowed & (mdp.success == 0) & (mdp.transition.sum(-1) > 0)
-    mean = np.where(mdp.allowed, q, 0.0).sum(-1, keepdims=True) / mdp.allowed.sum(-1, keepdims=True)
+    mean = _mean(q, mdp.allowed)
     score, truth = torch.tensor(critic[far]), torch.tensor(q[far])
     above = torch.tensor((q > mean + 1e-9)[far].astype(int))
+    advantage = torch.tensor((critic - _mean(critic, mdp.allowed))[far])
     state = np.nonzero(far)[0]
     order, same = _order(critic[far], q[far]), state[:, None] == state
     return {
         "spearman": float(spearman_corrcoef(score, truth)),
-        "auroc": float(binary_auroc(score, above)),
+        "auroc": float(binary_auroc(advantage.sigmoid(), above)),
         "calibration": float((score - truth).abs().mean()),
         "monotone": float(np.nanmean(order)),
         "monotone_state": float(np.nanmean(order[same])),
     }
+
+
+def _mean(values: Array, allowed: Mask) -> Array:
+    """[S, 1], mean over the allowed actions."""
+    return np.where(allowed, values, 0.0).sum(-1, keepdims=True) / allowed.sum(-1, keepdims=True)
 
 
 def _order(critic: Array, q: Array) -> Array:

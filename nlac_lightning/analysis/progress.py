@@ -22,6 +22,8 @@ from nlac_lightning.errors import ConfigError, require_positive
 class ExactProgress(lightning.Callback):
     """Exact success, critic and costs before training and every few gradient steps.
 
+    The critic is measured as the adapter that plays the successor model.
+
     List it after RolloutCallback, whose first episodes then count. The time that measuring takes is
     left out of ``cpu_seconds``.
 
@@ -95,7 +97,8 @@ class ExactProgress(lightning.Callback):
         assert isinstance(pl_module, Algorithm)
         env, backbone, roles = data.env, pl_module.backbone, pl_module.roles
         policy = policy_table(backbone, roles, env)
-        scores = critic_scores(env, policy, critic_table(backbone, roles, env))
+        critic = critic_table(backbone, roles, env, roles.settings("successor").adapter)
+        scores = critic_scores(env, policy, critic)
         costs = {
             "step": trainer.global_step,
             "episodes": self._episodes(trainer, pl_module),

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from nlac_lightning.errors import ConfigError
+from nlac_lightning.mixed_sampler import MixedSampler
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import OnPolicySampler, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Episode, Turn
+from nlac_lightning.replay.sampler import TransitionSampler
 from nlac_lightning.replay.successes import SuccessSampler
 
 
@@ -77,3 +79,19 @@ def test_successes_only_with_a_cap_per_task(buffer: ReplayBuffer) -> None:
     assert len(SuccessSampler(buffer, 50).draw(0)) == 42
     buffer.append(episode("easy", 0, 1.0))
     assert {i for i, _ in sampler.successes()} == {20, 41, 42}
+
+
+def test_a_mixed_batch_holds_its_share_of_successes(buffer: ReplayBuffer) -> None:
+    buffer.append_many([episode(f"t{i}", 0) for i in range(60)])
+    rest = TransitionSampler(buffer, 8, seed=1)
+    mixed = MixedSampler(buffer, rest, 8, share=0.5, after=3, seed=1)
+    assert mixed.draw(5) == rest.draw(5), "without a success the rest fills the batch"
+    buffer.append_many([episode("rare", 0, 1.0) for _ in range(3)])
+    for position in range(12):
+        keys, good = mixed.draw(position), {61, 62, 63}
+        assert len(keys) == 8 and keys == mixed.draw(position)
+        if position < 3:
+            assert keys == rest.draw(position)
+        else:
+            assert all(i in good for i, _ in keys[:4]) and keys[4:] == rest.draw(position)[:4]
+    assert {i for i, _ in rest.draw(7)} - good, "the other half comes from all episodes"
