@@ -16,9 +16,9 @@ from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.distributed import gather, rank, world_size
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
-from nlac_lightning.mixed_sampler import MixedSampler
 from nlac_lightning.replay.buffer import Key, ReplayBuffer
 from nlac_lightning.replay.episode import FAILURES, Transition
+from nlac_lightning.replay.mixed_sampler import MixedSampler
 from nlac_lightning.replay.sampler import (
     BatchSampler,
     Strategy,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from nlac_lightning.errors import ConfigError
-from nlac_lightning.mixed_sampler import MixedSampler
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.policy_gradient.sampler import OnPolicySampler, newest_rollout
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.replay.episode import Episode, Turn
+from nlac_lightning.replay.mixed_sampler import MixedSampler
 from nlac_lightning.replay.sampler import TransitionSampler
 from nlac_lightning.replay.successes import SuccessSampler
 
