@@ -42,7 +42,7 @@ class GymnasiumEnv(TextEnv):
         name: str | None = None,
     ) -> None:
         if importlib.util.find_spec("gymnasium") is None:
-            raise ConfigError("env", "needs gymnasium", "run pip install 'nlac-lightning[gym]'")
+            raise ConfigError("env", "needs gymnasium", "run pip install -e '.[gym]'")
         self._sizes = dict(zip(_FIRST_SEED, (n_train, n_val, n_test), strict=True))
         for split, size in self._sizes.items():
             require_positive(f"env.n_{split}", size)

@@ -226,7 +226,7 @@ def _packaged_pages() -> str:
         raise ConfigError(
             "env.kwargs.url",
             "the pages of MiniWoB++ are not installed",
-            "run pip install 'nlac-lightning[web]', or give the URL of your copy",
+            "run pip install -e '.[web]', or give the URL of your copy",
         )
     return f"{folder.as_uri()}/"
 

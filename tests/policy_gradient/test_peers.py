@@ -20,7 +20,7 @@ from nlac_lightning.policy_gradient.trajectory import Trajectory, make_trajector
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.rollout import ModelActor, Rollout, RolloutLimits
 
-trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'nlac-lightning[peers]'")
+trl = pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[peers]'")
 
 GROUP = 4
 """Episodes of a task."""

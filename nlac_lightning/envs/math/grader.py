@@ -59,7 +59,7 @@ class Grader:
         require_positive("env.graders", workers)
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
-                "env", "grading needs math-verify", "run pip install 'nlac-lightning[math]'"
+                "env", "grading needs math-verify", "run pip install -e '.[math]'"
             )
         self.seconds = seconds
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()

@@ -13,7 +13,7 @@ from typing import Any
 from nlac_lightning.errors import ConfigError, require_choice
 
 DOMAINS = ("retail", "airline")
-INSTALL = "pip install 'nlac-lightning[tau]'"
+INSTALL = "pip install -e '.[tau]'"
 
 
 def load(domain: str) -> Any:
