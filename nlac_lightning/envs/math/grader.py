@@ -58,9 +58,7 @@ class Grader:
         require_positive("env.grading_seconds", seconds)
         require_positive("env.graders", workers)
         if importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(
-                "env", "grading needs math-verify", "run pip install -e '.[math]'"
-            )
+            raise ConfigError("env", "grading needs math-verify", "run pip install -e '.[math]'")
         self.seconds = seconds
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for _ in range(workers):

@@ -160,9 +160,7 @@ class GeneratedProblems(Problems):
         if not stages:
             raise ConfigError("env.problems.stages", "there are none", "name a data set")
         if importlib.util.find_spec("reasoning_gym") is None:
-            raise ConfigError(
-                "env.problems", "needs reasoning-gym", "run pip install -e '.[math]'"
-            )
+            raise ConfigError("env.problems", "needs reasoning-gym", "run pip install -e '.[math]'")
         self.stages, self.seed = stages, seed
         self.name = "+".join(dict.fromkeys(stage.dataset for stage in stages))
 
