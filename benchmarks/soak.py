@@ -4,7 +4,8 @@
 
 Prints the slope of the resident memory in MB per 100 gradient steps (least squares after the
 warm-up), the range of open files, the evicted episodes and how much slower the last quarter's
-steps are than the first's (CPU time, medians). Status 1 if a bound does not hold.
+steps are than the first's (medians of CPU time, as multiples of a fixed piece of work timed beside
+each step, so that other processes on the machine do not count). Status 1 if a bound does not hold.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import lightning
 import numpy as np
+import torch
 from tiny_run import make_model, make_run
 
 CAPACITY = 60
@@ -32,13 +34,13 @@ BOUNDS = {"memory slope": 1.0, "open files, range": 0.0, "slowdown": 5.0}
 
 
 class Watch(lightning.Callback):
-    """Notes memory, open files and CPU time of every step; ends the run when time is up."""
+    """Notes memory, open files and cost of every step; ends the run when time is up."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.monotonic() + 60 * minutes
         self.megabytes: list[float] = []
         self.files: list[int] = []
-        self.seconds: list[float] = []
+        self.steps: list[float] = []
         self.clock = time.process_time()
         self.written = self.held = 0
 
@@ -46,19 +48,33 @@ class Watch(lightning.Callback):
         step = trainer.global_step
         self.megabytes.append(_resident())
         self.files.append(len(os.listdir("/proc/self/fd")))
-        now = time.process_time()
-        self.seconds.append(now - self.clock)
-        self.clock = now
+        spent = time.process_time() - self.clock
+        self.steps.append(spent / fixed_work())
         buffer = trainer.datamodule.buffer
         self.written, self.held = buffer.high_water_mark, buffer.num_episodes
         if step % 200 == 0:
             print(f"step {step}: {self.megabytes[-1]:.1f} MB, {self.held} episodes", flush=True)
         trainer.should_stop = time.monotonic() > self.end
+        self.clock = time.process_time()
 
 
 def _resident() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
+
+
+def fixed_work() -> float:
+    """CPU seconds of a piece of work that is always the same.
+
+    Other processes slow it down as they do the steps, so a step's multiple of it tells a run that
+    slows down from a machine that does.
+    """
+    began = time.process_time()
+    square = torch.ones(192, 192)
+    for _ in range(8):
+        square = torch.tanh(square @ square)
+    sum(len(str(number)) for number in range(5000))
+    return time.process_time() - began
 
 
 def slope(values: list[float]) -> float:
@@ -83,11 +99,11 @@ def main() -> None:
         gc.collect()
         trainer.fit(module, data)
     memory, files = watch.megabytes[options.warmup :], watch.files[options.warmup :]
-    seconds = watch.seconds[options.warmup :]
+    steps = watch.steps[options.warmup :]
     if len(memory) < 100:
         sys.exit(f"only {len(watch.files)} steps: give it more minutes")
-    quarter = len(seconds) // 4
-    first, last = np.median(seconds[:quarter]), np.median(seconds[-quarter:])
+    quarter = len(steps) // 4
+    first, last = np.median(steps[:quarter]), np.median(steps[-quarter:])
     rows = [
         ("gradient steps", len(watch.files), "steps"),
         ("episodes written", watch.written, "episodes"),
