@@ -71,6 +71,13 @@ class NLACCommandLine(LightningCLI):
         path = self._setting("ckpt_path")
         if path not in (None, "last", "best", "hpc") and not Path(path).is_dir():
             read_checkpoint(Path(path))
+        accelerator = self._setting("trainer")["accelerator"]
+        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ConfigError(
+                "trainer.accelerator",
+                f"'{accelerator}', but PyTorch finds no GPU here",
+                "overlay configs/strategy/qlora.yaml (one device, GPU or CPU), or set it to cpu",
+            )
         for name, (default, instead) in AUTOMATIC.items():
             if self._setting("trainer")[name] != default:
                 raise ConfigError(
