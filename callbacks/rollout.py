@@ -163,6 +163,7 @@ class RolloutCallback(lightning.Callback):
         if stopped_in_them:  # their episodes are kept, and what they found
             self.turns = sum(data.turns())
             if self.initial_exploration.kind == "return":
+                self._paths = {}  # a way that is followed twice may be cut twice
                 for episode in data.buffer.iter_episodes():
                     remember_path(self._paths, episode.task_id, episode.turns)
         if missing > 0 or (stopped_in_them and self._plan is not None):
