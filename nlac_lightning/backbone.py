@@ -124,6 +124,7 @@ class Backbone(nn.Module):
         self.model = with_adapter(base, config)
         self.model.add_adapter("target", lora_config(config))
         self._layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        self._reading = False
         if config.gradient_checkpointing:
             self.model.get_base_model().gradient_checkpointing_enable()
             self.model.get_base_model().enable_input_require_grads()
@@ -267,6 +268,25 @@ class Backbone(nn.Module):
         finally:
             for layer, (active, disabled) in zip(self._layers, before, strict=True):
                 layer._active_adapter, layer._disable_adapters = active, disabled
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """No dropout and no gradients inside; what was set before returns on leaving.
+
+        Switching walks through all modules, so the outermost of nested uses alone does it.
+        """
+        if self._reading:
+            yield
+            return
+        training = self.model.training
+        self._reading = True
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._reading = False
+            self.model.train(training)
 
     @property
     def _head(self) -> Any:

@@ -99,7 +99,6 @@ class InProcessGenerator:
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
 
-    @torch.no_grad()
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Complete all requests, in their order.
 
@@ -111,9 +110,7 @@ class InProcessGenerator:
         roomy = [with_room(request, positions) for request in requests]
         requests = [fitted or r for fitted, r in zip(roomy, requests, strict=True)]
         done: dict[int, Completion] = {}
-        training = self.backbone.model.training
-        self.backbone.model.eval()  # no dropout while sampling
-        try:
+        with self.backbone.reading():
             twin = _first_equals(requests)
             for adapter in ADAPTERS:
                 chosen = [i for i in set(twin) if requests[i].adapter == adapter]
@@ -125,8 +122,6 @@ class InProcessGenerator:
                 if chosen:
                     with self.backbone.use(adapter):
                         self._generate(adapter, sorted(chosen), requests, done)
-        finally:
-            self.backbone.model.train(training)
         self.seconds += time.perf_counter() - begin
         return [done[i] for i in twin]
 

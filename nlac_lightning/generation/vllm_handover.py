@@ -186,15 +186,9 @@ class HandOver:
     def _own(self, adapter: str, ids: Sequence[int], sampling: Sampling) -> torch.Tensor:
         """Log-probabilities of the probe's tokens but the first, and of an answer to it."""
         path = (*self._probe, *ids)
-        model = self.backbone.model
-        training = model.training
-        model.eval()
-        try:
-            with torch.no_grad(), self.backbone.use(adapter):
-                hidden = self.backbone.forward_tree(pack_tree([path[:-1]]))
-                logits = self.backbone.logits(hidden).float()
-        finally:
-            model.train(training)
+        with self.backbone.reading(), self.backbone.use(adapter):
+            hidden = self.backbone.forward_tree(pack_tree([path[:-1]]))
+            logits = self.backbone.logits(hidden).float()
         log_p = distributions(logits, [sampling] * len(logits))
         return log_p.gather(1, torch.tensor(path[1:], device=log_p.device)[:, None])[:, 0].cpu()
 

@@ -87,7 +87,6 @@ def token_outputs(
     return TokenOutputs(logprobs, entropy, value_head(hidden) if value_head else None)
 
 
-@torch.no_grad()
 def read_tokens(
     backbone: Backbone,
     segments: Sequence[Segment],
@@ -97,27 +96,22 @@ def read_tokens(
 ) -> list[Tensor]:
     """Log-probabilities [len(segment)] of each segment under ``adapter``, without dropout."""
     result: list[Tensor] = [torch.empty(0)] * len(segments)
-    training = backbone.model.training
-    backbone.model.eval()
-    for pack, states in packed_states(backbone, segments, adapter, pack_tokens):
-        chosen = [segments[i] for i in pack]
-        logprobs = token_outputs(backbone, chosen, states, temperature).logprobs
-        for i, part in zip(pack, logprobs.split([len(s) for s in chosen]), strict=True):
-            result[i] = part.cpu()
-    backbone.model.train(training)
+    with backbone.reading():
+        for pack, states in packed_states(backbone, segments, adapter, pack_tokens):
+            chosen = [segments[i] for i in pack]
+            logprobs = token_outputs(backbone, chosen, states, temperature).logprobs
+            for i, part in zip(pack, logprobs.split([len(s) for s in chosen]), strict=True):
+                result[i] = part.cpu()
     return result
 
 
-@torch.no_grad()
 def read_values(
     backbone: Backbone, segments: Sequence[Segment], head: ValueHead, pack_tokens: int
 ) -> list[Tensor]:
     """Values [len(segment)] of each segment under the online adapter, without dropout."""
     result: list[Tensor] = [torch.empty(0)] * len(segments)
-    training = backbone.model.training
-    backbone.model.eval()
-    for pack, states in packed_states(backbone, segments, "online", pack_tokens):
-        for i, hidden in zip(pack, states, strict=True):
-            result[i] = head(hidden).cpu()
-    backbone.model.train(training)
+    with backbone.reading():
+        for pack, states in packed_states(backbone, segments, "online", pack_tokens):
+            for i, hidden in zip(pack, states, strict=True):
+                result[i] = head(hidden).cpu()
     return result
