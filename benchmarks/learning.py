@@ -25,7 +25,8 @@ from learning_report import draw, rows_of, table
 
 from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.grpo import GRPO
-from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.loss_config import LossConfig
+from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.algorithms.nlrl import NLRL
 from nlac_lightning.algorithms.ppo import PPO
 from nlac_lightning.algorithms.rft import RFT
@@ -62,6 +63,7 @@ def parts(lr: float, guard: str = "base", decay_steps: int = 0) -> dict[str, Any
 
     roles = RolesConfig(
         templates="language_mdp",
+        endings=("solved", "failed"),
         format="plain",
         action="plain",
         policy=role("online", 4),
@@ -71,9 +73,11 @@ def parts(lr: float, guard: str = "base", decay_steps: int = 0) -> dict[str, Any
         refinement=role(guard, 4),
     )
     return {
-        "backbone": BackboneConfig(TINY, lora_r=16, lora_alpha=32.0, dtype="float32"),
+        "backbone": BackboneConfig(TINY, lora_r=16, lora_alpha=16.0, dtype="float32"),
         "roles": roles,
-        "optimizer": OptimizerConfig(lr=lr, warmup_steps=5, decay_steps=decay_steps),
+        "optimizer": OptimizerConfig(
+            lr=lr, warmup_steps=5, decay_steps=decay_steps, betas=(0.9, 0.99)
+        ),
         "compute": ComputeConfig(512, 512, 128),
     }
 
@@ -128,6 +132,7 @@ class Method:
         tau: of the EMA; 1 is no target network.
         batch_size: transitions of a gradient step, of methods that leave it to the data module.
         success_share: of such a batch, that comes from successful episodes.
+        every: gradient steps between two rounds of 32 episodes.
         critic: whether it trains the successor model, so that its critic is worth measuring.
     """
 
@@ -138,6 +143,7 @@ class Method:
     tau: float = 0.1
     batch_size: int = 48
     success_share: float = 0.5
+    every: int = 8
     critic: bool = True
 
 
@@ -150,7 +156,32 @@ OWN_ACTIONS: dict[str, Any] = {
 }
 """Success reaches the policy through critiques alone: no stored action is imitated."""
 
+ADVANTAGE: dict[str, Any] = {
+    "improvement": "advantage",
+    "loss": LossConfig(policy_weight=0.1, policy_kl=0.1, discount=0.8, next_actions=4),
+    "warmup": WarmupConfig(min_steps=64),
+}
+"""Bootstrapped throughout; the policy learns slowly enough for its critic to follow."""
+
+
+def advantage(**settings: Any) -> Method:
+    """A run of ``advantage`` with some settings replaced."""
+    own = {name: settings.pop(name) for name in ("step", "tau") if name in settings}
+    options: dict[str, Any] = {"step": "advantage", "tau": 0.3} | own
+    return Method(nlac, ADVANTAGE | settings, 3e-3, batch_size=96, every=16, **options)
+
+
 METHODS: dict[str, Method] = {
+    "advantage": advantage(),
+    "advantage_oracle": advantage(critic="oracle", step=None),
+    "advantage_none": advantage(critic="none", step=None),
+    "advantage_shuffled": advantage(critic="shuffled", step=None),
+    "advantage_no_ema": advantage(tau=1.0),
+    "advantage_monte_carlo": advantage(targets="outcome"),
+    "advantage_unprotected": advantage(
+        guard="online",
+        loss=LossConfig(policy_weight=0.1, discount=0.8, next_actions=4),
+    ),
     "accept": Method(nlac, step="accept"),
     "accept_majority": Method(nlac, {"k": 3}, step="accept"),
     "refine": Method(nlac, {"improvement": "refine"}, step="refine"),
@@ -221,7 +252,11 @@ def run(
             seed=seed,
         )
         rollouts = RolloutCallback(
-            initial_episodes=64, episodes=32, every_n_steps=8, limits=LIMITS_OF_A_WALK, seed=seed
+            initial_episodes=64,
+            episodes=32,
+            every_n_steps=method.every,
+            limits=LIMITS_OF_A_WALK,
+            seed=seed,
         )
         trainer = lightning.Trainer(
             max_steps=max_steps,

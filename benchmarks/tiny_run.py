@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nlac_lightning import models
 from nlac_lightning.algorithms.base import OptimizerConfig
-from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.loss_config import LossConfig
+from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.callbacks import EMACallback, InterruptCheckpoint, RolloutCallback
 from nlac_lightning.data import ReplayDataModule

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,8 @@ class Critique:
     Attributes:
         text: what the evaluator wrote.
         good: its verdict, None where it gives none.
-        score: probability in [0, 1] that the action is good, nan where unknown.
+        score: probability in [0, 1] that the action is good, nan where unknown: of the good
+            ending, mean over the futures, where endings are named, else of the verdict.
         descriptions: the predicted futures it rests on.
         complete: neither a description nor the critique was cut off.
     """
@@ -149,9 +150,16 @@ class Critic:
         critiques = self.judge(states, actions, texts, seed)
         cut = [any(not future.complete for future in some) for some in futures]
         return [
-            Critique(c.text, c.good, c.score, c.descriptions, c.complete and not short)
-            for c, short in zip(critiques, cut, strict=True)
+            replace(c, score=self._score(c, some), complete=c.complete and not short)
+            for c, some, short in zip(critiques, futures, cut, strict=True)
         ]
+
+    def _score(self, critique: Critique, futures: Sequence[Completion]) -> float:
+        """Mean probability of the good ending: k draws of a verdict tell far less."""
+        if self.roles.config.endings is None:
+            return critique.score
+        known = [p for f in futures if not math.isnan(p := self.roles.ending(f).score)]
+        return sum(known) / len(known) if known else math.nan
 
     def _oracle(self, state: Transition, action: str) -> Critique:
         truth = self.truth(state, action)

@@ -59,7 +59,7 @@ def agree(failure: Exception | None) -> None:
             raise StoppedRun(f"process {process} stopped. {reason}")
 
 
-def totals(*numbers: int) -> tuple[int, ...]:
+def totals(*numbers: float) -> tuple[float, ...]:
     """Each number's sum over all processes: the denominators of means over the whole batch."""
     return tuple(map(sum, zip(*gather(numbers), strict=True)))
 

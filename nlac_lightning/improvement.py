@@ -2,7 +2,7 @@
 
 ``refine`` is the paper's. The others differ in what they trust: ``accept`` only the critic's
 verdict, ``refine_then_accept`` the refiner where the critic agrees, ``best_of_n`` the critic's
-ranking of samples (NLQL).
+ranking of samples (NLQL), ``advantage`` its comparison of an action with the policy's others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nlac_lightning.generation.base import Completion
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import Roles
 
-IMPROVEMENTS = ("refine", "accept", "refine_then_accept", "best_of_n")
+IMPROVEMENTS = ("refine", "accept", "refine_then_accept", "best_of_n", "advantage")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Improver:
         roles: reads actions from completions.
         sample: draws base actions.
         m: how often ``refine`` is iterated.
-        n: candidates of ``best_of_n``.
+        n: candidates of ``best_of_n`` and ``advantage``.
     """
 
     kind: str
@@ -80,6 +80,8 @@ class Improver:
         """Improve every state; equal seeds give equal results."""
         if self.kind == "best_of_n":
             return self._best_of_n(states, seed)
+        if self.kind == "advantage":
+            return self._advantage(states, seed)
         base = [completion for (completion,) in self.sample(states, seed)]
         actions = [self.roles.action(completion.text) for completion in base]
         critiques = self.critic.critique(states, actions, seed)
@@ -151,6 +153,38 @@ class Improver:
             )
             results.append(Improvement(whole(base[best]), "policy", actions[best], critiques[best]))
         return results
+
+    def _advantage(self, states: Sequence[Transition], seed: int) -> list[Improvement]:
+        """Whatever beats the candidates' mean is distilled as often as it is drawn first."""
+        base = self.sample(states, seed, self.n)
+        actions = [[self.roles.action(c.text) for c in candidates] for candidates in base]
+        # Equal actions are judged once, or the critic's chance would tell them apart.
+        asked = [(i, action) for i, some in enumerate(actions) for action in dict.fromkeys(some)]
+        judged = self.critic.critique([states[i] for i, _ in asked], [a for _, a in asked], seed)
+        known = dict(zip(asked, judged, strict=True))
+        results = []
+        for i, (candidates, texts) in enumerate(zip(base, actions, strict=True)):
+            critiques = [known[i, text] for text in texts]
+            chosen = self._above_mean(candidates, critiques)
+            target = None if chosen is None else whole(candidates[chosen])
+            results.append(
+                Improvement(target, "policy", texts[chosen or 0], critiques[chosen or 0])
+            )
+        return results
+
+    def _above_mean(
+        self, candidates: Sequence[Completion], critiques: Sequence[Critique]
+    ) -> int | None:
+        """The first whole candidate that is better than the policy's are on average.
+
+        The first, not the best: a noisy critic's greatest score is often its greatest error.
+        """
+        if self.critic.source == "none":  # the control without a critic takes what comes first
+            return 0
+        scores = [_rank(critique) for critique in critiques]
+        bar = sum(scores) / len(scores) + 1e-6
+        good = (j for j, score in enumerate(scores) if score > bar)
+        return next((j for j in good if whole(candidates[j]) is not None), None)
 
 
 def whole(completion: Completion) -> Completion | None:

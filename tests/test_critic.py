@@ -79,6 +79,25 @@ def test_a_learned_critique_rests_on_its_futures(roles: Roles, states: list[Tran
     assert [c.complete for c in critiques] == [True, True, False], "a future was cut off"
 
 
+def test_with_named_endings_the_score_is_the_mean_probability_of_the_good_one(
+    smollm2_path: str, states: list[Transition]
+) -> None:
+    config = RolesConfig(
+        templates="help_desk_small", format="plain", action="plain", endings=("happy", "angry")
+    )
+    roles = Roles(config, models.load_tokenizer(smollm2_path))
+    said = [" happy", " angry", " asleep", " angry", " asleep", " asleep"]
+
+    def answer(prompt: str, n: int) -> tuple[str, str]:
+        return (" good" if prompt.endswith("Judgement:") else said[n]), "stop"
+
+    critiques = Critic(roles, Written(roles, answer), k=2).critique(states[:3], list("abc"), 0)
+    sure = [0.9 ** len(roles.codec.text(word)) for word in said]  # Written's tokens have 0.9
+    assert critiques[0].score == pytest.approx((sure[0] + 1 - sure[1]) / 2)
+    assert critiques[1].score == pytest.approx(1 - sure[3]), "of the futures that have an ending"
+    assert math.isnan(critiques[2].score) and critiques[2].good is True
+
+
 def test_the_evaluator_sees_all_k_futures(
     smollm2_path: str, states: list[Transition], tmp_path: object
 ) -> None:

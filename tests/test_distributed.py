@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from nlac_lightning import distributed
 from nlac_lightning.algorithms.base import ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.grpo import GRPO
-from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.loss_config import LossConfig
+from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.callbacks import EMACallback, HeldOutEvaluation, RolloutCallback
 from nlac_lightning.cli import main

@@ -23,7 +23,7 @@ def say(text: str) -> Completion:
 
 def state(name: str) -> Transition:
     turn = Turn("a", "a", (1, 2), 0, 2, (), "given", 0, True, [], 0.0, False, False)
-    return Transition(0, 0, "e", name, "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, 0.0, False)
+    return Transition(0, 0, "e", name, "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, 0.0, 1)
 
 
 class Written:
@@ -73,9 +73,9 @@ def roles(smollm2_path: str) -> Roles:
 def improve(
     roles: Roles, kind: str, critic: Written, base: list[str], seed: int = 5, **options: Any
 ) -> list[Improvement]:
-    """Improve one state per text (``best_of_n``: per n texts)."""
+    """Improve one state per text (of steps with candidates: per n texts)."""
 
-    n = options.get("n", 4) if kind == "best_of_n" else 1
+    n = options.get("n", 4) if kind in ("best_of_n", "advantage") else 1
 
     def sample(states: Sequence[Transition], at: int, many: int = 1) -> list[list[Completion]]:
         assert at == seed and many == n and len(states) == len(base) // n
@@ -163,6 +163,42 @@ def test_best_of_n_takes_the_best_whole_action(roles: Roles) -> None:
     results = improve(roles, "best_of_n", Written(), base, n=2)
     assert distilled(results) == ["b 0.2", "c 0.1", None]
     assert results[0].critique.text == "on b 0.2"
+
+
+def test_advantage_distils_the_first_action_above_the_mean(roles: Roles) -> None:
+    base = ["a 0.1", "b 0.3", "c 0.9", "d 0.1", "e 0.8", "f 0.1"]
+    results = improve(roles, "advantage", Written(), base, n=3)
+    # 0.3 is below the mean of the first three, though no action is good in words
+    assert distilled(results) == ["c 0.9", "e 0.8"]
+    assert [r.action for r in results] == ["c 0.9", "e 0.8"]
+    first = improve(roles, "advantage", Written(), ["a 0.1", "b 0.5", "c 0.6"], n=3)
+    assert distilled(first) == ["b 0.5"], "the first above the mean, not the best"
+
+
+def test_advantage_judges_equal_actions_once_and_learns_nothing_from_ties(roles: Roles) -> None:
+    critic = Written()
+    base = ["a 0.9", "Action: a 0.9", "Thought: t\nAction: a 0.9", "a 0.2", "b 0.2", "a 0.2"]
+    results = improve(roles, "advantage", critic, base, n=3)
+    assert distilled(results) == [None, None] and [r.action for r in results] == ["a 0.9", "a 0.2"]
+    assert critic.asked == [(("a 0.9", "a 0.2", "b 0.2"), 5)]
+    # multiplicity counts in the mean: 0.5 is above that of four, not of the two kinds
+    critic = Written()
+    base = ["a 0.1", "a 0.1", "b 0.5", "c 0.9"]
+    assert distilled(improve(roles, "advantage", critic, base, n=4)) == ["b 0.5"]
+
+
+def test_advantage_distils_no_cut_off_action_and_an_unknown_score_is_one_half(roles: Roles) -> None:
+    base = [f"{CUT} 0.9", "b 0.8", "c 0.1", "unclear", "d 0.1", "  "]
+    results = improve(roles, "advantage", Written(), base, n=3)
+    assert distilled(results) == ["b 0.8", "unclear"]
+    only = improve(roles, "advantage", Written(), [f"{CUT} 0.9", "b 0.1", "c 0.1"], n=3)
+    assert distilled(only) == [None]
+
+
+def test_advantage_without_a_critic_takes_what_comes_first(roles: Roles) -> None:
+    base = ["b 0.1", "a 0.9", f"{CUT} 0.9", "c 0.5"]
+    results = improve(roles, "advantage", Written(source="none"), base, n=2)
+    assert distilled(results) == ["b 0.1", None]
 
 
 def test_a_cut_off_critique_decides_nothing(roles: Roles) -> None:

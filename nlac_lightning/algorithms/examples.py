@@ -56,13 +56,14 @@ class Example:
 
 
 def weigh(examples: Sequence[Example], weight: float) -> list[Example]:
-    """Share ``weight`` equally: the sum of their losses is then ``weight`` times the mean.
+    """Share ``weight`` in proportion to their weights: the sum of their losses is then ``weight``
+    times the mean.
 
     All processes call it together, and the mean is over the examples of all: a process whose
     backups were dropped does not make its few examples count more.
     """
-    (count,) = totals(len(examples))
-    return [replace(example, weight=weight / count) for example in examples]
+    (total,) = totals(sum(example.weight for example in examples))
+    return [replace(example, weight=weight * example.weight / total) for example in examples]
 
 
 def accumulate(
@@ -161,26 +162,23 @@ def _token_losses(
     return result
 
 
-@torch.no_grad()
 def _teacher_states(
     backbone: Backbone, examples: Sequence[Example], pack_tokens: int
 ) -> dict[int, Tensor]:
     """Hidden states of each teacher before the tokens that its example trains."""
     states: dict[int, Tensor] = {}
-    training = backbone.model.training
-    backbone.model.eval()  # no dropout in what is to be matched
-    for adapter in ADAPTERS:
-        taught = {n: e.teacher for n, e in enumerate(examples) if e.teacher}
-        of_adapter = [n for n, teacher in taught.items() if teacher.adapter == adapter]
-        sequences = [taught[n].ids for n in of_adapter]
-        for pack in _packs(backbone, sequences, pack_tokens):
-            tree = pack_tree([sequences[i] for i in pack]) if pack else _IDLE
-            with backbone.use(adapter):
-                hidden = backbone.forward_tree(tree)
-            for row, i in enumerate(pack):
-                n = of_adapter[i]
-                length = len(examples[n].ids) - examples[n].start
-                end = len(sequences[i]) - 1
-                states[n] = hidden[tree.rows(row, end - length, end)]
-    backbone.model.train(training)
+    with backbone.reading():
+        for adapter in ADAPTERS:
+            taught = {n: e.teacher for n, e in enumerate(examples) if e.teacher}
+            of_adapter = [n for n, teacher in taught.items() if teacher.adapter == adapter]
+            sequences = [taught[n].ids for n in of_adapter]
+            for pack in _packs(backbone, sequences, pack_tokens):
+                tree = pack_tree([sequences[i] for i in pack]) if pack else _IDLE
+                with backbone.use(adapter):
+                    hidden = backbone.forward_tree(tree)
+                for row, i in enumerate(pack):
+                    n = of_adapter[i]
+                    length = len(examples[n].ids) - examples[n].start
+                    end = len(sequences[i]) - 1
+                    states[n] = hidden[tree.rows(row, end - length, end)]
     return states

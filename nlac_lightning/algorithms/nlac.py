@@ -8,106 +8,56 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.algorithms.examples import Example, Teacher, weigh
+from nlac_lightning.algorithms.language_critic import CriticTarget, LanguageCritic
+from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.warmup import CriticGate, TargetKind, WarmupConfig
 from nlac_lightning.critic import Critic, CriticSource
 from nlac_lightning.distributed import rank, totals
-from nlac_lightning.envs.base import Message
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import Completion
 from nlac_lightning.improvement import IMPROVEMENTS, Improve, Improvement, Improver
 from nlac_lightning.replay.episode import Transition
-from nlac_lightning.roles.roles import Prompt
 
 
-@dataclass
-class LossConfig:
-    """The two losses of the paper and two guards against forgetting."""
-
-    critic: Literal["kl", "nll"] = "kl"
-    """L1 per token: ``kl`` matches the teacher's whole distribution, ``nll`` its sample."""
-    critic_weight: float = 1.0
-    """Weight of L1."""
-    critic_share: float = 1.0
-    """Share of a batch that gets a critic target once the policy learns, above 0 and at most 1.
-    Backups are the dearest part of a step; a warmed-up critic needs fewer of them."""
-    lower_bound: bool = False
-    """A state and action from which some episode in the buffer earned a positive return is
-    described by that outcome, not bootstrapped: what was reached once is a lower bound of what can
-    be (self-imitation, arXiv 1806.05635). A policy that still fails would otherwise teach the
-    critic that nothing works. For environments without chance; false is the paper's."""
-    policy_weight: float = 1.0
-    """Weight of L2."""
-    policy_kl: float = 0.0
-    """Weight of KL(target policy || policy) on the batch's actions; protects the policy from the
-    critic's updates, since both are one adapter. 0.1 to 1 is usual, 0 is the paper's."""
-    role_replay: float = 0.0
-    """Weight of KL(frozen base || model) on this step's evaluator and refinement answers, where
-    the online adapter plays these roles; keeps them from drifting. 0 is the paper's."""
-
-    def __post_init__(self) -> None:
-        require_choice("model.loss.critic", self.critic, ("kl", "nll"))
-        for name in ("critic_weight", "policy_weight", "policy_kl", "role_replay"):
-            require_positive(f"model.loss.{name}", getattr(self, name), zero=True)
-        require_positive("model.loss.critic_share", self.critic_share)
-        require_positive("model.loss.critic_share", 1 - self.critic_share, zero=True)
-        if self.critic_weight == 0 and self.policy_weight == 0:
-            raise ConfigError("model.loss", "both weights are 0", "give critic or policy a weight")
-
-
-@dataclass(frozen=True)
-class CriticTarget:
-    """A generated target of the language Bellman backup for one transition.
-
-    Attributes:
-        ids: the description; its first ``forced`` ids were given, not drawn.
-        teacher: the backup prompt followed by ``ids``.
-        text: the description in words.
-    """
-
-    ids: tuple[int, ...]
-    forced: int
-    teacher: tuple[int, ...]
-    text: str
-
-
-class NLAC(Algorithm):
+class NLAC(LanguageCritic):
     """NLAC with named, swappable parts. The defaults are the algorithm of the paper.
 
     Args:
         improvement: ``refine`` distils every refined action (the paper). ``accept`` distils the
             policy's own action where its critique is good. ``refine_then_accept`` refines what the
             critic calls bad and distils what it then calls good. ``best_of_n`` distils, of ``n``
-            actions, the one with the best critique (NLQL).
+            actions, the one with the best critique (NLQL). ``advantage`` distils the first of
+            ``n`` actions whose score is above their mean: it needs no verdict on how good is good,
+            so it also learns where all critiques of a weak policy are bad.
         critic: where critiques come from. ``learned`` is the method; ``oracle`` (the environment
             tells the truth: an upper bound), ``none`` and ``shuffled`` are controls.
         k: futures that the evaluator sees for each action.
         m: iterations of ``refine``.
-        n: candidates of ``best_of_n``: the base action and fresh samples.
+        n: candidates of ``best_of_n`` and ``advantage``: the base action and fresh samples.
         base_action: the action to improve: ``fresh`` is drawn from the current policy (the paper),
             ``buffer`` is the one that was taken, ``mixed`` takes the buffer's in every second
             state. A policy that never acts right learns from explored actions only through these.
         targets: of the critic once the policy learns: ``td`` bootstraps (the paper), ``outcome``
             describes how the stored episode went on (Monte Carlo, so of older policies; a control).
-        loss: see :class:`LossConfig`.
+        loss: see :class:`~nlac_lightning.algorithms.loss_config.LossConfig`.
         warmup: see :class:`~nlac_lightning.algorithms.warmup.WarmupConfig`.
         seed: seed of all sampling in training.
-        parts: backbone, roles, optimizer, compute and evaluation; see :class:`Algorithm`.
+        parts: backbone, roles, optimizer, compute and evaluation; see
+            :class:`~nlac_lightning.algorithms.base.Algorithm`.
 
     Source: arXiv 2512.04601, section 4 and algorithm 1.
     """
 
     off_policy = True
-    target_role = "backup"
-    """Who writes the critic's targets; it is the teacher of L1."""
 
     def __init__(
         self,
-        improvement: Literal["refine", "accept", "refine_then_accept", "best_of_n"] = "refine",
+        improvement: Literal[
+            "refine", "accept", "refine_then_accept", "best_of_n", "advantage"
+        ] = "refine",
         critic: CriticSource = "learned",
         k: int = 1,
         m: int = 1,
@@ -119,7 +69,7 @@ class NLAC(Algorithm):
         seed: int = 0,
         **parts: Any,
     ) -> None:
-        super().__init__(**parts)
+        super().__init__(loss=loss, **parts)
         require_choice("model.improvement", improvement, IMPROVEMENTS)
         require_choice("model.critic", critic, ("learned", "oracle", "none", "shuffled"))
         require_choice("model.base_action", base_action, ("fresh", "buffer", "mixed"))
@@ -129,8 +79,14 @@ class NLAC(Algorithm):
         self.improvement, self.critic_source = improvement, critic
         self.k, self.m, self.n, self.base_action, self.seed = k, m, n, base_action, seed
         self.targets = targets
-        self.loss = loss or LossConfig()
-        self.gate = CriticGate(warmup or WarmupConfig())
+        warmup = warmup or WarmupConfig()
+        if warmup.targets == "best_outcome" and self.loss.discount < 1:
+            raise ConfigError(
+                "model.warmup.targets",
+                "the way to the best return is not kept, so it cannot be discounted",
+                "use td or outcome",
+            )
+        self.gate = CriticGate(warmup)
 
     def make_critic(self) -> Critic:
         return Critic(self.roles, self.generator, self.critic_source, self.k, self.env)
@@ -141,7 +97,7 @@ class NLAC(Algorithm):
 
     def training_step(self, batch: list[Transition], batch_idx: int) -> None:
         """One iteration: targets for the whole batch, then one gradient step."""
-        with self.whole():
+        with self.whole(), self.backbone.reading():
             examples, metrics = self._targets(batch, self._seed())
         metrics |= self.optimize(examples)
         metrics["policy_learns"] = float(self.gate.is_open)
@@ -154,7 +110,7 @@ class NLAC(Algorithm):
     ) -> tuple[list[Example], dict[str, float]]:
         """Generate what is learned from a batch; also returns what is known of it."""
         metrics: dict[str, float] = {}
-        targets: list[CriticTarget | None] = [None] * len(batch)
+        targets: list[list[CriticTarget]] = [[] for _ in batch]
         self.critic.played.clear()
         began = time.perf_counter()
         if self.loss.critic_weight > 0:
@@ -163,7 +119,7 @@ class NLAC(Algorithm):
             made = self.critic_targets([batch[i] for i in chosen], seed, kind)
             for i, target in zip(chosen, made, strict=True):
                 targets[i] = target
-        examples = self._critic_examples(batch, targets)
+        examples = self.critic_examples(batch, targets)
         metrics |= self.gate.observe(self.critic, batch, targets, self.global_step, seed)
         if self.loss.policy_weight > 0 and self.gate.open(self.global_step):
             improvements = self.improver()(batch, seed + 3)
@@ -201,89 +157,6 @@ class NLAC(Algorithm):
         for i, drawn in zip(fresh, self._generate("policy", prompts, seed), strict=True):
             actions[i].append(drawn)
         return actions
-
-    def critic_targets(
-        self, batch: Sequence[Transition], seed: int, kind: TargetKind = "td"
-    ) -> list[CriticTarget | None]:
-        """Language Bellman backup of each transition; None where it was cut off.
-
-        d_t ~ B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) with a_{t+1} ~ pi_theta and d_{t+1} ~ M_theta-bar;
-        a terminal transition has nothing to bootstrap and describes the outcome itself. Any other
-        ``kind`` takes all transitions as terminal, with a return from there on as the reward:
-        Monte-Carlo targets. With ``loss.lower_bound``, ``td`` does so where the best return is
-        positive.
-        """
-        kinds: list[TargetKind] = [
-            "best_outcome" if kind == "td" and self.loss.lower_bound and x.best_return > 0 else kind
-            for x in batch
-        ]
-        after = [i for i, x in enumerate(batch) if kinds[i] == "td" and not x.terminal]
-        messages = {i: _next_messages(batch[i]) for i in after}
-        prompts = [self.roles.prompt("policy", batch[i].next_state_ids, messages[i]) for i in after]
-        actions = [self.roles.action(c.text) for c in self._generate("policy", prompts, seed)]
-        prompts = [
-            self.roles.prompt("successor", batch[i].next_state_ids, messages[i], action=action)
-            for i, action in zip(after, actions, strict=True)
-        ]
-        futures = self._generate("successor", prompts, seed + 1, adapter="target")
-        follows = {
-            i: (action, future.text.strip())
-            for i, action, future in zip(after, actions, futures, strict=True)
-        }
-        backups = []
-        for i, transition in enumerate(batch):
-            next_action, description = follows.get(i, ("", ""))
-            backups.append(
-                self.roles.prompt(
-                    "backup",
-                    transition.state_ids,
-                    transition.state_messages,
-                    action=transition.turn.action,
-                    reward=_reward(transition, kinds[i]),
-                    replies=" ".join(message["content"] for message in transition.turn.replies),
-                    terminal=i not in follows,
-                    next_action=next_action,
-                    next_description=description,
-                )
-            )
-        drawn = self._generate("backup", backups, seed + 2)
-        return [self._critic_target(p, c) for p, c in zip(backups, drawn, strict=True)]
-
-    def _critic_target(self, prompt: Prompt, completion: Completion) -> CriticTarget | None:
-        forced = prompt.ids[len(prompt.ids) - prompt.prefill :]
-        text = self.roles.codec.decode(forced) + completion.text
-        if not completion.complete or not text.strip():
-            self.counts["backup_dropped"] += 1
-            return None
-        return CriticTarget(
-            forced + completion.ids, len(forced), prompt.ids + completion.ids, text.strip()
-        )
-
-    def _critic_examples(
-        self, batch: Sequence[Transition], targets: Sequence[CriticTarget | None]
-    ) -> list[Example]:
-        """L1 = KL(B M_theta-bar(. given s, a) || M_theta(. given s, a)) on the targets."""
-        teacher = self.roles.settings(self.target_role).adapter
-        examples = []
-        for transition, target in zip(batch, targets, strict=True):
-            if target is None:
-                continue
-            prompt = self.roles.prompt(
-                "successor",
-                transition.state_ids,
-                transition.state_messages,
-                action=transition.turn.action,
-            )
-            examples.append(
-                Example(
-                    "critic",
-                    prompt.ids + target.ids,
-                    len(prompt.ids),
-                    target.forced,
-                    Teacher(teacher, target.teacher) if self.loss.critic == "kl" else None,
-                )
-            )
-        return weigh(examples, self.loss.critic_weight)
 
     def _policy_examples(
         self, batch: Sequence[Transition], improvements: Sequence[Improvement]
@@ -332,16 +205,6 @@ class NLAC(Algorithm):
             examples += weigh(kept, self.loss.role_replay)
         return examples
 
-    def _generate(
-        self, role: str, prompts: Sequence[Prompt], seed: int, adapter: str | None = None
-    ) -> list[Completion]:
-        return self.generator.generate(
-            [
-                self.roles.request(role, prompt, seed + 7919 * i, adapter=adapter)
-                for i, prompt in enumerate(prompts)
-            ]
-        )
-
     def _seed(self) -> int:
         """A seed of this step and process alone, so that a resumed run draws the same texts."""
         return (self.seed * 1_000_003 + self.global_step) * 1_000_003 + 17 + rank() * 2**40
@@ -353,18 +216,6 @@ class NLAC(Algorithm):
         super().restore_progress(state)
         if "gate" in state:
             self.gate.load_state_dict(state["gate"])
-
-
-def _next_messages(transition: Transition) -> list[Message]:
-    own: Message = {"role": "assistant", "content": transition.turn.completion}
-    return [*transition.state_messages, own, *transition.turn.replies]
-
-
-def _reward(transition: Transition, kind: TargetKind) -> float:
-    """What the backup is told that was earned."""
-    if kind == "td":
-        return transition.turn.reward
-    return transition.return_to_go if kind == "outcome" else transition.best_return
 
 
 def stored_action(state: Transition) -> Completion:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nlac_lightning.algorithms.nlac import CriticTarget, stored_action
+from nlac_lightning.algorithms.language_critic import CriticTarget
+from nlac_lightning.algorithms.nlac import stored_action
 from nlac_lightning.algorithms.plays_futures import PlaysFutures
 from nlac_lightning.algorithms.warmup import TargetKind
 from nlac_lightning.futures import rollout_fields
@@ -43,8 +44,8 @@ class NLRL(PlaysFutures):
 
     def critic_targets(
         self, batch: Sequence[Transition], seed: int, kind: TargetKind = "td"
-    ) -> list[CriticTarget | None]:
-        """Language Monte Carlo of each transition; None where it was cut off or could not be
+    ) -> list[list[CriticTarget]]:
+        """Language Monte Carlo of each transition; no target where it was cut off or could not be
         played. Any other ``kind`` than ``td`` describes a stored course."""
         if kind != "td":
             return super().critic_targets(batch, seed, kind)
@@ -61,7 +62,8 @@ class NLRL(PlaysFutures):
             for i in played
         ]
         drawn = self._generate("aggregation", prompts, seed + 2)
-        targets: list[CriticTarget | None] = [None] * len(batch)
+        targets: list[list[CriticTarget]] = [[] for _ in batch]
         for i, prompt, completion in zip(played, prompts, drawn, strict=True):
-            targets[i] = self._critic_target(prompt, completion)
+            target = self.critic_target(prompt, completion)
+            targets[i] = [target] if target is not None else []
         return targets

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nlac_lightning.algorithms.nlac import LossConfig
+from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.plays_futures import PlaysFutures
 from nlac_lightning.critic import Critique
 from nlac_lightning.futures import rollout_fields
@@ -25,7 +25,7 @@ class SelfDistillation(PlaysFutures):
     environment episodes.
 
     Args:
-        policy_kl: see :class:`~nlac_lightning.algorithms.nlac.LossConfig`.
+        policy_kl: see :class:`~nlac_lightning.algorithms.loss_config.LossConfig`.
         options: see :class:`~nlac_lightning.algorithms.plays_futures.PlaysFutures`.
 
     Source: arXiv 2512.04601, ablations ("Self-Distillation").

@@ -57,6 +57,9 @@ class Target(Protocol):
     @property
     def text(self) -> str: ...
 
+    @property
+    def weight(self) -> float: ...
+
 
 class CriticGate:
     """Opens once and stays open.
@@ -74,7 +77,7 @@ class CriticGate:
         self,
         critic: Critic,
         batch: Sequence[Transition],
-        targets: Sequence[Target | None],
+        targets: Sequence[Sequence[Target]],
         step: int,
         seed: int,
     ) -> dict[str, float]:
@@ -84,7 +87,11 @@ class CriticGate:
         """
         if self.is_open or step % self.config.every or step == 0:
             return {}
-        pairs = [(s, t.text) for s, t in zip(batch, targets, strict=True) if t is not None]
+        pairs = [
+            (state, max(some, key=lambda target: target.weight).text)
+            for state, some in zip(batch, targets, strict=True)
+            if some
+        ]
         looks = [look for look in gather(_look(critic, pairs, seed)) if look is not None]
         if not looks:
             return {}

@@ -11,6 +11,7 @@ from nlac_lightning.analysis.operators import (
     BestOfN,
     Operator,
     accept,
+    advantage,
     refine,
     refine_limit,
     refine_proportional,
@@ -31,7 +32,7 @@ LIMITS: dict[str, Operator] = {
     "refine": refine_limit,
     "refine_proportional": refine_proportional_limit,
 }
-KINDS = (*OPERATORS, "best_of_n")
+KINDS = (*OPERATORS, "best_of_n", "advantage")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class ImprovementStep:
 
     def __call__(self, policy: Array, q: Array, allowed: Mask) -> Array:
         """[S, A], the distribution that is distilled when the critic knows ``q`` [S, A]."""
+        if self.kind == "advantage":
+            return advantage(policy, q, allowed)
         operator = BestOfN(self.n) if self.kind == "best_of_n" else OPERATORS[self.kind]
         return operator(policy, verdict_probability(q, self.k, self.rule), allowed)
 

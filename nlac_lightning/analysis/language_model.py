@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import binary_auroc
 from nlac_lightning.analysis.lessons import Sheet, skills
 from nlac_lightning.backbone import Backbone
 from nlac_lightning.envs.language_mdp.env import LanguageMDPEnv
-from nlac_lightning.envs.language_mdp.solve import Array, Mask, evaluate
+from nlac_lightning.envs.language_mdp.solve import Array, Mask
 from nlac_lightning.envs.language_mdp.texts import SYSTEM, said, state_text
 from nlac_lightning.envs.language_mdp.world import DIRECTIONS
 from nlac_lightning.prefix_tree import pack_tree, split_packs
@@ -26,16 +26,13 @@ from nlac_lightning.roles.roles import Roles
 _PACK = 2048
 
 
-@torch.no_grad()
 def answer_logprobs(
     backbone: Backbone, pairs: Sequence[tuple[Ids, Ids]], adapter: str = "online"
 ) -> list[float]:
     """Natural log-probability of each (prompt, answer)'s answer, in float64, temperature 1."""
     sequences = [prompt + answer for prompt, answer in pairs]
     values = [0.0] * len(pairs)
-    training = backbone.model.training
-    backbone.model.eval()
-    with backbone.use(adapter):
+    with backbone.reading(), backbone.use(adapter):
         for pack in split_packs(sequences, _PACK):
             tree = pack_tree([sequences[i] for i in pack])
             hidden = backbone.forward_tree(tree)
@@ -45,7 +42,6 @@ def answer_logprobs(
                 wanted = torch.tensor(pairs[i][1], device=logits.device)
                 chosen = logits.log_softmax(-1).gather(-1, wanted[:, None])
                 values[i] = float(chosen.sum())
-    backbone.model.train(training)
     return values
 
 
@@ -91,8 +87,13 @@ def critic_table(
     return table
 
 
-def critic_scores(env: LanguageMDPEnv, policy: Array, critic: Array) -> dict[str, float]:
-    """A critic beside the exact Q of a policy, on allowed actions two or more moves from the end.
+def critic_scores(env: LanguageMDPEnv, q: Array, critic: Array) -> dict[str, float]:
+    """A critic beside exact values, on allowed actions two or more moves from the end.
+
+    Args:
+        env: the world.
+        q: [S, A], exact values of what the critic should know.
+        critic: [S, A], its scores in [0, 1].
 
     Returns:
         ``spearman`` with Q over all such state-actions; ``auroc`` of telling actions whose Q is
@@ -104,7 +105,6 @@ def critic_scores(env: LanguageMDPEnv, policy: Array, critic: Array) -> dict[str
         has 0 and 0.5 by construction.
     """
     mdp = env.world.exact.mdp
-    q = evaluate(mdp, policy).q
     far = mdp.allowed & (mdp.success == 0) & (mdp.transition.sum(-1) > 0)
     mean = _mean(q, mdp.allowed)
     score, truth = torch.tensor(critic[far]), torch.tensor(q[far])
@@ -144,11 +144,8 @@ def role_skills(
         hidden = backbone.forward_tree(sheet.tree)
         return backbone.logits(hidden[sheet.sources.to(hidden.device)]).float()
 
-    training = backbone.model.training
-    backbone.model.eval()
-    with torch.no_grad(), backbone.use(adapter):
+    with backbone.reading(), backbone.use(adapter):
         found = skills(read, roles, worlds)
-    backbone.model.train(training)
     return found
 
 

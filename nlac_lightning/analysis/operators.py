@@ -106,6 +106,19 @@ def refine_then_accept(policy: Array, good: Array, allowed: Mask) -> Array:
     return _normalised((policy + again) * good, policy)
 
 
+def advantage(policy: Array, q: Array, allowed: Mask) -> Array:
+    """The policy's own action if it is better than the policy is on average, else nothing.
+
+    ``q`` [S, A] are the critic's scores, since no verdict decides. With many candidates, the
+    step of ``n`` candidates tends to this. Where no action is better than the others nothing is
+    learned.
+    """
+    policy = np.where(allowed, policy, 0.0)
+    mass = policy.sum(-1, keepdims=True)
+    mean = (policy * q).sum(-1, keepdims=True) / np.where(mass > 0, mass, 1.0)
+    return _normalised(policy * (q > mean + 1e-12), policy)
+
+
 class BestOfN:
     """``n`` samples of the policy, each judged once; a good one at random, or any if all are bad.
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import lightning
+import numpy as np
 
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.analysis.language_model import (
@@ -16,6 +17,7 @@ from nlac_lightning.analysis.language_model import (
 )
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.language_mdp import LanguageMDPEnv
+from nlac_lightning.envs.language_mdp.solve import discounted, evaluate, greedy
 from nlac_lightning.errors import ConfigError, require_positive
 
 
@@ -35,8 +37,11 @@ class ExactProgress(lightning.Callback):
 
     Attributes:
         rows: one measurement each; keys are ``step``, ``episodes``, ``generated_tokens``,
-            ``cpu_seconds``, ``success`` (test tasks), ``train_success``, ``valid`` and those of
-            :func:`~nlac_lightning.analysis.language_model.critic_scores`.
+            ``cpu_seconds``, ``success`` (test tasks), ``train_success``, ``valid``,
+            ``critic_success`` (of the policy that is greedy in the critic), and those of
+            :func:`~nlac_lightning.analysis.language_model.critic_scores`: beside the policy's Q
+            and, as ``target_...``, beside the Q that the critic's own targets converge to, which
+            is discounted where the loss is.
         skills: the roles' skills before and after training.
     """
 
@@ -98,7 +103,11 @@ class ExactProgress(lightning.Callback):
         env, backbone, roles = data.env, pl_module.backbone, pl_module.roles
         policy = policy_table(backbone, roles, env)
         critic = critic_table(backbone, roles, env, roles.settings("successor").adapter)
-        scores = critic_scores(env, policy, critic)
+        mdp = env.world.exact.mdp
+        scores = critic_scores(env, evaluate(mdp, policy).q, critic)
+        loss = getattr(pl_module, "loss", None)
+        taught = discounted(mdp, policy, loss.discount if loss is not None else 1.0)
+        scores |= {f"target_{k}": v for k, v in critic_scores(env, taught, critic).items()}
         costs = {
             "step": trainer.global_step,
             "episodes": self._episodes(trainer, pl_module),
@@ -108,7 +117,8 @@ class ExactProgress(lightning.Callback):
         quality = {
             "success": env.success(policy, "test"),
             "train_success": env.success(policy, "train"),
-            "valid": float((policy * env.world.exact.mdp.allowed).sum(-1).mean()),
+            "critic_success": env.success(greedy(mdp, np.nan_to_num(critic)), "test"),
+            "valid": float((policy * mdp.allowed).sum(-1).mean()),
         }
         self.rows.append(costs | quality | scores)
         self._measuring += time.process_time() - began

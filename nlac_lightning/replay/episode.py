@@ -117,7 +117,7 @@ class Episode:
             episode_reward=self.total_reward,
             return_to_go=return_to_go,
             best_return=return_to_go,
-            last=t == len(self.turns) - 1,
+            turns_left=len(self.turns) - 1 - t,
         )
 
     def transitions(self, episode_id: int = -1) -> list[Transition]:
@@ -137,7 +137,7 @@ class Transition:
             this action on (Monte-Carlo targets).
         best_return: highest return-to-go of all episodes in the buffer that took this action in
             this state of this task; without a buffer the episode's own.
-        last: no later transition exists in the episode.
+        turns_left: how many transitions of the episode come after this one.
     """
 
     episode_id: int
@@ -154,7 +154,12 @@ class Transition:
     episode_reward: float
     return_to_go: float
     best_return: float
-    last: bool
+    turns_left: int
+
+    @property
+    def last(self) -> bool:
+        """No later transition exists in the episode."""
+        return self.turns_left == 0
 
     @property
     def terminal(self) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nlac_lightning.envs.base import Message
-from nlac_lightning.errors import require_choice
+from nlac_lightning.errors import ConfigError, require_choice
 from nlac_lightning.generation.base import ADAPTERS, Completion, Request, Sampling
 from nlac_lightning.roles.codec import Ids, make_codec
 from nlac_lightning.roles.templates import load_templates
@@ -65,6 +65,21 @@ class RolesConfig:
     """Sums up rollouts as the successor would describe them (NLRL alone); null: as ``backup``."""
     hindsight: RoleConfig | None = None
     """Refines after reading rollouts (Self-Distillation alone); null: as ``refinement``."""
+    endings: tuple[str, str] | None = None
+    """The words with which a description says that all ends well or badly, as ``[solved,
+    failed]``. The last of them in a description is its ending, and the probability with which the
+    successor model wrote it is the critique's score. Null: the evaluator's verdict is."""
+
+    def __post_init__(self) -> None:
+        if self.endings is None:
+            return
+        good, bad = (word.strip().lower() for word in self.endings)
+        if not good or not bad or good in bad or bad in good:
+            raise ConfigError(
+                "model.roles.endings",
+                f"{list(self.endings)} cannot be told apart",
+                "use two words of which none holds the other",
+            )
 
 
 @dataclass(frozen=True)
@@ -164,6 +179,34 @@ class Roles:
         good, start, end = found
         sure = math.exp(min(self._logprob(critique, start, end), 0.0))
         return Verdict(good, sure if good else 1.0 - sure)
+
+    def ending(self, description: Completion) -> Verdict:
+        """How a description says that all ends, with the writer's probability of the good word.
+
+        Without :attr:`RolesConfig.endings`, or where neither word stands, nothing is known.
+        """
+        found = self._last_ending(description.text)
+        if found is None:
+            return Verdict(None, math.nan)
+        good = found.group(1) is not None
+        sure = math.exp(min(self._logprob(description, found.start(), found.end()), 0.0))
+        return Verdict(good, sure if good else 1.0 - sure)
+
+    def end_as(self, text: str, good: bool) -> str:
+        """The same description with its ending replaced by the good or the bad one."""
+        found = self._last_ending(text)
+        if found is None or self.config.endings is None:
+            return text
+        word = self.config.endings[0 if good else 1].strip()
+        return text[: found.start()] + word + text[found.end() :]
+
+    def _last_ending(self, text: str) -> re.Match[str] | None:
+        """The last of the two words; its first group is there if it is the good one."""
+        if self.config.endings is None:
+            return None
+        good, bad = (re.escape(word.strip()) for word in self.config.endings)
+        every = list(re.finditer(rf"\b(?:({good})|({bad}))\b", text, re.IGNORECASE))
+        return every[-1] if every else None
 
     def _logprob(self, completion: Completion, start: int, end: int) -> float:
         """Log-probability of the tokens that write ``text[start:end]``; 0 where unknown."""

@@ -145,5 +145,10 @@ def test_no_examples_is_no_work(backbone: Backbone) -> None:
     assert weigh([], 1.0) == []
 
 
-def test_weigh_shares_the_weight() -> None:
-    assert [e.weight for e in weigh(EXAMPLES[:4], 2.0)] == [0.5] * 4
+def test_weigh_shares_the_weight_in_proportion() -> None:
+    same = [replace(example, weight=1.0) for example in EXAMPLES[:4]]
+    assert [e.weight for e in weigh(same, 2.0)] == [0.5] * 4
+    given = [e.weight for e in EXAMPLES[:4]]
+    shares = [2.0 * weight / sum(given) for weight in given]
+    assert [e.weight for e in weigh(EXAMPLES[:4], 2.0)] == pytest.approx(shares)
+    assert weigh([], 2.0) == []

@@ -82,16 +82,16 @@ def test_nlrl_targets_sum_up_rollouts_of_the_policy(tiny_llama_path: str) -> Non
     assert {r.ids for r, _ in policy[0]} == {start + header for start in starts}
     assert len(policy[0]) == 3 * len(starts)
     assert len(aggregation) == len(batch)
-    for transition, (request, drawn), target in zip(batch, aggregation, targets, strict=True):
+    for transition, (request, drawn), some in zip(batch, aggregation, targets, strict=True):
         assert request.adapter == "target"
         asked = module.roles.codec.decode(request.ids).rsplit("Now: ", 1)[1]
         assert all(m["content"] in asked for m in transition.turn.replies)
         ends = "happy, happy, happy." if transition.terminal else "unhappy, unhappy, unhappy."
         assert f"In the end: {ends}" in asked, "a random policy solves nothing"
-        assert (target is None) == (not drawn.complete)
-        if target is not None:
+        assert len(some) == drawn.complete
+        for target in some:
             assert target.teacher == request.ids + drawn.ids
-    examples = module._critic_examples(batch, targets)
+    examples = module.critic_examples(batch, targets)
     assert {e.teacher.adapter for e in examples} == {"target"} and examples
     for example in examples:
         target = example.ids[example.start :]

@@ -1,5 +1,6 @@
 """NLAC's targets and gradient step, with a tiny model in a real Trainer on the help desk."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from nlac_lightning.algorithms.base import OptimizerConfig
-from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.language_critic import CriticTarget
+from nlac_lightning.algorithms.loss_config import LossConfig
+from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.algorithms.warmup import WarmupConfig
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.callbacks import RolloutCallback
@@ -32,14 +35,24 @@ NEVER_ENDS = Sampling(temperature=1.0, max_new_tokens=2, stop=("\x00",))
 
 
 def build(
-    path: str, sampling: Sampling = ENDS, roles: dict[str, Any] | None = None, **options: Any
+    path: str,
+    sampling: Sampling = ENDS,
+    roles: dict[str, Any] | None = None,
+    endings: tuple[str, str] | None = None,
+    **options: Any,
 ) -> NLAC:
     """NLAC with short answers."""
     settings = {role: RoleConfig(sampling=sampling) for role in ("policy", "successor")}
     settings |= {role: RoleConfig(sampling=sampling) for role in ("evaluator", "refinement")}
     settings |= {"backup": RoleConfig(adapter="target", sampling=sampling)} | (roles or {})
     return NLAC(
-        roles=RolesConfig(templates="help_desk_small", format="plain", action="plain", **settings),
+        roles=RolesConfig(
+            templates="help_desk_small",
+            format="plain",
+            action="plain",
+            endings=endings,
+            **settings,
+        ),
         backbone=BackboneConfig(path, lora_r=2, dtype="float32"),
         optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0),
         **options,
@@ -104,7 +117,7 @@ def test_the_bootstrap_draws_action_description_and_backup(tiny_llama_path: str)
         expected = roles.prompt("successor", transition.next_state_ids, [], action=action)
         assert described.ids == expected.ids
     assert len({request.seed for request, _ in policy}) == len(policy)
-    for n, (transition, (request, drawn), target) in enumerate(
+    for n, (transition, (request, drawn), some) in enumerate(
         zip(batch, backup, targets, strict=True)
     ):
         assert request.adapter == "target"
@@ -115,13 +128,14 @@ def test_the_bootstrap_draws_action_description_and_backup(tiny_llama_path: str)
         else:
             assert " ".join(successor[n][1].text.split()) in asked
         if not drawn.complete:
-            assert target is None
+            assert not some
             continue
-        assert target is not None
+        (target,) = some
+        assert target.weight == 1.0
         assert target.ids[target.forced :] == drawn.ids
         assert target.ids[: target.forced] == request.ids[len(request.ids) - target.forced :]
         assert target.teacher == request.ids + drawn.ids
-    assert module.counts["backup_dropped"] == sum(t is None for t in targets)
+    assert module.counts["backup_dropped"] == sum(not some for some in targets)
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])
@@ -179,6 +193,87 @@ def test_what_once_led_to_a_return_bounds_the_bootstrapped_target_from_below(
             assert "unhappy" not in asked
 
 
+ENDINGS = ("happy", "sad")
+
+
+class Ends:
+    """Answers futures with written endings, each of whose tokens has probability 0.6."""
+
+    def __init__(self, module: NLAC, futures: list[str]) -> None:
+        self.module, self.futures = module, list(futures)
+        self.asked: list[Request] = []
+        self.generate = module.generator.generate
+        module.generator.generate = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, requests: Sequence[Request]) -> list[Completion]:
+        self.asked += requests
+        outs = self.generate(requests)
+        if requests and "leads to:" in self.module.roles.codec.decode(requests[0].ids)[-20:]:
+            for i in range(len(outs)):
+                text = self.futures.pop(0)
+                ids = self.module.roles.codec.text(text)
+                outs[i] = Completion(ids, text, (math.log(0.6),) * len(ids), "stop")
+        return outs
+
+
+def told(module: NLAC, target: CriticTarget) -> str:
+    """What a target's backup was told of the future."""
+    return module.roles.codec.decode(target.teacher).rsplit("Now: ", 1)[1]
+
+
+def test_endings_weigh_a_target_for_each_way_it_may_end(tiny_llama_path: str) -> None:
+    loss = LossConfig(discount=0.5, next_actions=3)
+    module = make(tiny_llama_path, loss=loss, endings=ENDINGS)
+    first = transitions(module.roles)[0]
+    futures = [" he is asleep", " ok, he is happy", " no, he is sad"]
+    written = Ends(module, futures)
+    (targets,) = module.critic_targets([first], 0)
+    assert len([r for r in written.asked if r.adapter == "online"]) == 3, "next actions"
+    p_happy = 0.6 ** len(module.roles.codec.text(" happy"))
+    p_sad = 0.6 ** len(module.roles.codec.text(" sad"))
+    p = 0.5 * (p_happy + 1 - p_sad) / 2
+    assert [t.weight for t in targets] == pytest.approx([p, 1 - p])
+    assert "ok, he is happy" in told(module, targets[0])
+    assert "ok, he is sad" in told(module, targets[1])
+    examples = module.critic_examples([first, first], [targets, targets])
+    assert [e.weight for e in examples] == pytest.approx([p / 2, (1 - p) / 2] * 2)
+
+
+def test_without_an_ending_the_future_is_taken_as_it_is(tiny_llama_path: str) -> None:
+    module = make(tiny_llama_path, endings=ENDINGS)
+    first = transitions(module.roles)[0]
+    Ends(module, [" he is asleep"])
+    ((target,),) = module.critic_targets([first], 0)
+    assert target.weight == 1.0 and "he is asleep" in told(module, target)
+
+
+def test_half_of_a_target_that_was_cut_off_teaches_nothing(tiny_llama_path: str) -> None:
+    module = make(tiny_llama_path, endings=ENDINGS)
+    first = transitions(module.roles)[0]
+    keep = module.critic_target
+    seen: list[Any] = []
+
+    def second_is_cut(*args: Any) -> Any:
+        seen.append(args)
+        return keep(*args) if len(seen) != 2 else None
+
+    module.critic_target = second_is_cut  # type: ignore[method-assign]
+    Ends(module, [" he is happy"])
+    assert module.critic_targets([first], 0) == [[]] and len(seen) == 2
+
+
+@pytest.mark.parametrize(("reward", "weights"), [(1.0, [0.25, 0.75]), (0.0, [1.0])])
+def test_a_stored_outcome_is_discounted_by_the_turns_until_then(
+    tiny_llama_path: str, reward: float, weights: list[float]
+) -> None:
+    module = make(tiny_llama_path, loss=LossConfig(discount=0.5), endings=ENDINGS)
+    first = replace(transitions(module.roles)[0], return_to_go=reward, turns_left=2)
+    (targets,) = module.critic_targets([first], 0, "outcome")
+    assert [t.weight for t in targets] == weights
+    assert ("unhappy" in told(module, targets[0])) == (reward == 0)
+    assert all("unhappy" in told(module, t) for t in targets[1:])
+
+
 def test_a_truncated_transition_is_bootstrapped(tiny_llama_path: str) -> None:
     module = make(tiny_llama_path)
     last = transitions(module.roles)[-1]
@@ -201,8 +296,8 @@ def test_critic_examples_set_the_students_prompt_before_the_same_tokens(
         module = make(tiny_llama_path, roles=roles, loss=LossConfig(critic=kind, critic_weight=3.0))
         batch = transitions(module.roles)
         targets = module.critic_targets(batch, 0)
-        kept = [(t, x) for t, x in zip(batch, targets, strict=True) if x is not None]
-        examples = module._critic_examples(batch, targets)
+        kept = [(t, x) for t, some in zip(batch, targets, strict=True) for x in some]
+        examples = module.critic_examples(batch, targets)
         assert len(examples) == len(kept) > 0
         assert sum(e.weight for e in examples) == pytest.approx(3.0)
         for example, (transition, target) in zip(examples, kept, strict=True):
@@ -299,8 +394,9 @@ def fit(module: NLAC, tmp_path: Path) -> tuple[lightning.Trainer, Start]:
         {"loss": LossConfig(critic="nll", policy_kl=0.5, role_replay=0.5), "critic": "oracle"},
         {"improvement": "accept", "critic": "none", "base_action": "buffer"},
         {"improvement": "best_of_n", "n": 2, "k": 2, "loss": LossConfig(critic_weight=0.0)},
+        {"improvement": "advantage", "n": 2, "base_action": "buffer"},
     ],
-    ids=["paper", "guards", "accept", "best_of_n"],
+    ids=["paper", "guards", "accept", "best_of_n", "advantage"],
 )
 def test_a_gradient_step_changes_the_online_adapter_alone(
     tiny_llama_path: str, tmp_path: Path, options: dict[str, Any]
@@ -347,6 +443,16 @@ def test_the_policy_waits_for_the_critic(tiny_llama_path: str, tmp_path: Path) -
         ({"k": 0}, r"model\.k"),
         ({"m": 0}, r"model\.m"),
         ({"n": -1}, r"model\.n"),
+        ({"loss": LossConfig(discount=0.9)}, r"model\.loss\.discount"),
+        ({"loss": LossConfig(next_actions=2)}, r"model\.loss\.next_actions"),
+        (
+            {
+                "loss": LossConfig(discount=0.9),
+                "roles": RolesConfig(endings=ENDINGS),
+                "warmup": WarmupConfig(targets="best_outcome"),
+            },
+            r"model\.warmup\.targets",
+        ),
     ],
 )
 def test_wrong_settings_name_the_field(wrong: dict[str, Any], field: str) -> None:
@@ -359,3 +465,8 @@ def test_losses_without_weight_are_refused() -> None:
         LossConfig(critic_weight=0.0, policy_weight=0.0)
     with pytest.raises(ConfigError, match=r"model\.loss\.critic"):
         LossConfig(critic="mse")  # type: ignore[arg-type]
+    for wrong in ({"discount": 0.0}, {"discount": 1.1}, {"next_actions": 0}):
+        with pytest.raises(ConfigError, match=rf"model\.loss\.{next(iter(wrong))}"):
+            LossConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"model\.loss\.lower_bound"):
+        LossConfig(discount=0.9, lower_bound=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nlac_lightning.algorithms.base import OptimizerConfig
 from nlac_lightning.algorithms.examples import Example, accumulate
-from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.loss_config import LossConfig
+from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.algorithms.skipped import NumericsError
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.callbacks import RolloutCallback

@@ -14,6 +14,7 @@ from nlac_lightning.replay.episode import Transition, Turn
 @dataclass
 class Text:
     text: str
+    weight: float = 1.0
 
 
 class Verdicts:
@@ -42,13 +43,13 @@ class Verdicts:
 
 def state() -> Transition:
     turn = Turn("a", "a", (1, 2), 0, 2, (), "given", 0, True, [], 0.0, False, False)
-    return Transition(0, 0, "e", "t", "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, 0.0, False)
+    return Transition(0, 0, "e", "t", "train", 0, (), [], (1, 2), turn, (), 0.0, 0.0, 0.0, 1)
 
 
 def look(
     gate: CriticGate, predicted: list[bool | None], real: str, step: int = 4
 ) -> dict[str, float]:
-    targets = [None if mark == "x" else Text(mark) for mark in real]
+    targets = [[] if mark == "x" else [Text(mark)] for mark in real]
     return gate.observe(
         Verdicts(predicted),  # type: ignore[arg-type]
         [state() for _ in real],
@@ -66,7 +67,7 @@ def test_the_default_has_no_warm_up() -> None:
     at_once = CriticGate(WarmupConfig())
     critic = Verdicts([True])
     assert at_once.open(0)
-    assert at_once.observe(critic, [state()], [Text("+")], 4, 0) == {}  # type: ignore[arg-type]
+    assert at_once.observe(critic, [state()], [[Text("+")]], 4, 0) == {}  # type: ignore[arg-type]
     assert critic.calls == 0
 
 
@@ -103,6 +104,14 @@ def test_dropped_targets_are_left_out() -> None:
     assert look(gate(), [], "xx") == {}
 
 
+def test_of_several_targets_the_likeliest_counts() -> None:
+    seen = gate()
+    targets = [[Text("-", 0.3), Text("+", 0.7)], [Text("-", 0.6), Text("+", 0.4)]]
+    critic = Verdicts([True, False])
+    seen.observe(critic, [state(), state()], targets, 4, 0)  # type: ignore[arg-type]
+    assert seen.agreement() == 1.0
+
+
 def test_the_gate_opens_after_a_full_window_and_stays_open() -> None:
     seen = gate(agreement=0.9, window=2)
     look(seen, [True, False], "+-", 4)
@@ -134,7 +143,7 @@ def test_min_steps_hold_a_good_critic_back_and_max_steps_let_a_bad_one_go() -> N
 @pytest.mark.parametrize(("step", "looks"), [(0, 0), (3, 0), (4, 1), (6, 0), (8, 1)])
 def test_looks_are_spaced(step: int, looks: int) -> None:
     critic = Verdicts([True])
-    gate(every=4).observe(critic, [state()], [Text("+")], step, 0)  # type: ignore[arg-type]
+    gate(every=4).observe(critic, [state()], [[Text("+")]], step, 0)  # type: ignore[arg-type]
     assert critic.calls == looks
 
 

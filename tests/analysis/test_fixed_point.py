@@ -19,6 +19,7 @@ STEPS = (
     ImprovementStep("accept"),
     ImprovementStep("refine_then_accept"),
     ImprovementStep("best_of_n", n=2),
+    ImprovementStep("advantage"),
 )
 
 
@@ -63,6 +64,10 @@ def distilled(step, p, g):
             mass[a] += p[a] * p[b] * (g[a] + (1 - g[a]) * (1 - g[b]))
             mass[b] += p[a] * p[b] * (1 - g[a]) * g[b]
         return mass
+    if step.kind == "advantage":
+        mean = sum(p[a] * g[a] for a in range(3))
+        mass = [p[a] if g[a] > mean + 1e-12 else 0.0 for a in range(3)]
+        return [m / sum(mass) for m in mass] if any(mass) else p
     for a in range(3):
         mass[a] += p[a] * g[a]
         for b in (b for b in range(3) if b != a and step.kind != "accept"):
@@ -114,7 +119,7 @@ def test_refine_with_one_future_is_proportional_to_one_over_one_minus_q_and_belo
         np.testing.assert_allclose(flow, flow[0], atol=1e-9)
     best = success_rate(mdp, optimal(mdp)[0])
     assert found.success < 0.9 * best
-    for kind in ("accept", "best_of_n"):
+    for kind in ("accept", "best_of_n", "advantage"):
         assert fixed_point(mdp, ImprovementStep(kind)).success == pytest.approx(best, abs=1e-6)
 
 

@@ -131,10 +131,10 @@ def _logprob(backbone, roles, prompt, answer):
 def test_an_exact_critic_scores_one_and_a_blind_or_reversed_one_does_not(env):
     policy = env.world.exact.mdp.uniform()
     q = evaluate(env.world.exact.mdp, policy).q
-    scores = critic_scores(env, policy, q)
+    scores = critic_scores(env, q, q)
     assert scores["spearman"] == pytest.approx(1.0) and scores["calibration"] == 0.0
     assert scores["auroc"] > 0.8
-    reverse = critic_scores(env, policy, 1 - q)
+    reverse = critic_scores(env, q, 1 - q)
     assert reverse["spearman"] == pytest.approx(-1.0) and reverse["auroc"] < 0.2
-    blind = critic_scores(env, policy, np.full_like(q, 0.3))
+    blind = critic_scores(env, q, np.full_like(q, 0.3))
     assert blind["auroc"] == 0.5

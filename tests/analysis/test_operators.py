@@ -8,6 +8,7 @@ import pytest
 from nlac_lightning.analysis.operators import (
     BestOfN,
     accept,
+    advantage,
     refine,
     refine_limit,
     refine_proportional,
@@ -59,6 +60,11 @@ def outcomes(kind, policy, good, actions):
     """(probability, distilled action or None) of everything that can happen in one state."""
     for a in actions:
         p, g = policy[a], good[a]
+        if kind == "advantage":
+            above = g > sum(policy[b] * good[b] for b in actions)
+            # a single action is the mean, and where nothing is above it the policy stays
+            yield p, a if above or len(actions) == 1 else None
+            continue
         if kind == "accept":
             yield p * g, a
             yield p * (1 - g), None
@@ -99,6 +105,7 @@ def distribution(events, size):
         ("refine", refine),
         ("refine_proportional", refine_proportional),
         ("accept", accept),
+        ("advantage", advantage),
         ("refine_then_accept", refine_then_accept),
         ("best_of_n", BestOfN(3)),
     ],
@@ -156,3 +163,8 @@ def test_actions_that_are_always_good_take_everything(limit):
     np.testing.assert_allclose(end[FULL], [0, 0, 1, 0], atol=1e-12)
     np.testing.assert_allclose(end[TWO], [0, 0.5, 0, 0.5], atol=1e-12)
     np.testing.assert_allclose(end[ONE], [0, 0, 1, 0], atol=1e-12)
+
+
+def test_advantage_learns_nothing_where_all_is_alike():
+    policy, _ = case(0)
+    np.testing.assert_array_equal(advantage(policy, np.full(ALLOWED.shape, 0.3), ALLOWED), policy)

@@ -15,7 +15,8 @@ from lightning.pytorch.loggers import CSVLogger
 
 from nlac_lightning.algorithms import base
 from nlac_lightning.algorithms.base import ComputeConfig
-from nlac_lightning.algorithms.nlac import NLAC, LossConfig
+from nlac_lightning.algorithms.loss_config import LossConfig
+from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.callbacks import InterruptCheckpoint, RolloutCallback
 from nlac_lightning.data import ReplayDataModule

@@ -16,6 +16,7 @@ from nlac_lightning.envs.language_mdp.levels import make_world
 from nlac_lightning.envs.language_mdp.session import LanguageMDPSession
 from nlac_lightning.envs.language_mdp.solve import (
     FiniteMDP,
+    discounted,
     evaluate,
     greedy,
     occupancy,
@@ -81,6 +82,24 @@ def test_values_equal_the_unrolled_process(seed):
             for t in range(3)
         )
         assert values.q[s, a] == pytest.approx(first, abs=1e-9)
+
+
+def test_discounted_values_equal_repeated_backups():
+    mdp = small_mdp(1)
+    policy, q = random_policy(mdp, 7), np.zeros((3, 3))
+    for _ in range(300):
+        v = [sum(policy[t, b] * q[t, b] for b in range(3)) for t in range(3)]
+        q = np.array(
+            [
+                [
+                    mdp.success[s, a] + 0.7 * sum(mdp.transition[s, a, t] * v[t] for t in range(3))
+                    for a in range(3)
+                ]
+                for s in range(3)
+            ]
+        )
+    np.testing.assert_allclose(discounted(mdp, policy, 0.7), q, atol=1e-12)
+    np.testing.assert_allclose(discounted(mdp, policy, 1.0), evaluate(mdp, policy).q, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))

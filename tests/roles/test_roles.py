@@ -228,3 +228,48 @@ def test_the_score_is_that_of_the_word_that_judges(tokenizer: Any) -> None:
 def test_a_cut_off_critique_that_judges_still_counts(tokenizer: Any) -> None:
     cut = Completion((1,), "bad, ver", (math.log(0.9),), "length")
     assert make(tokenizer).verdict(cut).good is False
+
+
+ENDINGS = ("solved", "not done")
+
+
+def test_the_ending_is_the_last_of_the_two_and_its_probability_the_score(tokenizer: Any) -> None:
+    roles = make(tokenizer, endings=ENDINGS)
+
+    def ending(text: str, word: float, other: float = 0.2) -> tuple[bool | None, float]:
+        """With probability ``word`` for each token of the last ending."""
+        ids = roles.codec.text(text)
+        at = max(text.lower().rfind(e) for e in ENDINGS)
+        starts = [len(roles.codec.decode(ids[:n])) for n in range(len(ids) + 1)]
+        last = next((e for e in ENDINGS if text.lower()[max(at, 0) :].startswith(e)), "")
+        logprobs = tuple(
+            math.log(word if at < starts[n + 1] and starts[n] < at + len(last) else other)
+            for n in range(len(ids))
+        )
+        verdict = roles.ending(Completion(ids, text, logprobs, "stop"))
+        return verdict.good, verdict.score
+
+    pieces = len(roles.codec.text(" solved"))
+    assert ending("ok. End: solved.", 0.7) == (True, pytest.approx(0.7**pieces))
+    pieces = len(roles.codec.text(" not done"))
+    assert ending("solved? no: not done.", 0.9) == (False, pytest.approx(1 - 0.9**pieces))
+    assert ending("It is Not Done!", 1.0)[0] is False, "case does not count"
+    for text in ("unsolved.", "hm", ""):
+        good, score = ending(text, 0.5)
+        assert good is None and math.isnan(score)
+
+
+def test_an_ending_is_replaced_where_it_stands(tokenizer: Any) -> None:
+    roles = make(tokenizer, endings=ENDINGS)
+    assert roles.end_as("solved or not: SOLVED.", False) == "solved or not: not done."
+    assert roles.end_as("kitchen. End: not done.", True) == "kitchen. End: solved."
+    assert roles.end_as("nothing is known", True) == "nothing is known"
+    silent = make(tokenizer)
+    assert silent.end_as("End: solved.", False) == "End: solved."
+    assert silent.ending(Completion((1,), "solved", (-0.1,), "stop")).good is None
+
+
+@pytest.mark.parametrize("wrong", [("good", " Good"), ("", "bad"), ("solved", "unsolved")])
+def test_endings_that_cannot_be_told_apart_are_refused(wrong: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.roles\.endings"):
+        RolesConfig(endings=wrong)

@@ -6,7 +6,7 @@ probability of success.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,19 @@ def evaluate(mdp: FiniteMDP, policy: Array) -> Values:
     except np.linalg.LinAlgError as error:
         raise _error("transition", "lets an episode go on for ever", "end it at times") from error
     return Values(mdp.success + mdp.transition @ v, v)
+
+
+def discounted(mdp: FiniteMDP, policy: Array, discount: float) -> Array:
+    """[S, A], a policy's q where a success counts for ``discount`` to the power of the turns left.
+
+    The fixed point of the backup that a critic with ``loss.discount`` learns from. A discount is
+    one more chance to fail on each move that goes on: this is :func:`evaluate` of such a process.
+
+    Args:
+        mdp, policy: as in :func:`evaluate`.
+        discount: in (0, 1], for each turn before the last.
+    """
+    return evaluate(replace(mdp, transition=discount * mdp.transition), policy).q
 
 
 def success_rate(mdp: FiniteMDP, policy: Array) -> float:
