@@ -160,6 +160,7 @@ ADVANTAGE: dict[str, Any] = {
     "improvement": "advantage",
     "loss": LossConfig(policy_weight=0.1, policy_kl=0.1, discount=0.8, next_actions=4),
     "warmup": WarmupConfig(min_steps=64),
+    "decay_steps": 186,
 }
 """Bootstrapped throughout; the policy learns slowly enough for its critic to follow."""
 
