@@ -160,6 +160,11 @@ class Backbone(nn.Module):
         adapters = {p for a in ("online", "target") for p in self.adapter_parameters(a).values()}
         self._shards = shard(self._decoder, adapters)
 
+    @property
+    def sharded(self) -> bool:
+        """Whether the base is spread over the processes."""
+        return self._shards is not None
+
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Hold a sharded base unsharded on each process inside; otherwise do nothing.
@@ -182,7 +187,7 @@ class Backbone(nn.Module):
 
         A sharded base is exchanged in each pass, so all make as many as the busiest one.
         """
-        return max(gather(passes)) if self._shards is not None else passes
+        return max(gather(passes)) if self.sharded else passes
 
     @torch.no_grad()
     def _begin_with(self, path: Path) -> None:

@@ -60,7 +60,7 @@ def pack_tree(
     Args:
         sequences: token ids; the order is kept in ``paths``, equal ones share everything.
         cached: for each sequence, the indices of its first tokens among ``num_cached`` known ones.
-            At least the last token of each sequence has to be new.
+            At least the last token of each sequence has to be new. All others are processed.
         num_cached: how many known tokens there are.
     """
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
@@ -75,7 +75,9 @@ def pack_tree(
         shared = 0 if previous is None else common_prefix(arrays[previous], arrays[i])
         head = known
         if previous is not None and shared > len(known):
-            head = np.concatenate([known, paths[previous][len(known) : shared]])
+            more = paths[previous][len(known) : shared]
+            if (more >= num_cached).all():  # else the states of some of these are not computed
+                head = np.concatenate([known, more])
         new = len(arrays[i]) - len(head)
         path = np.concatenate([head, np.arange(size, size + new) + num_cached])
         blocks.append((size, size + new, head))

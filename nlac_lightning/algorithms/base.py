@@ -260,9 +260,10 @@ class Algorithm(lightning.LightningModule):
         """
         pack_tokens = self.compute_config.train_pack_tokens
         fitting = [example for example in examples if self._trainable(example)]
+        read = self.generator.read if isinstance(self.generator, InProcessGenerator) else None
         self.counts["examples_dropped"] += len(examples) - len(fitting)
         return self.gradient_step(
-            lambda: accumulate(self.backbone, fitting, pack_tokens, self.manual_backward)
+            lambda: accumulate(self.backbone, fitting, pack_tokens, self.manual_backward, read)
         )
 
     def _trainable(self, example: Example) -> bool:
@@ -341,7 +342,7 @@ class Algorithm(lightning.LightningModule):
         counts, costs = sums(gather(dict(self.counts))), sums(gather(dict(self.generator.counts)))
         values |= {f"count/{name}": n for name, n in counts.items()}
         values["gen/tokens"] = costs.get("generated_tokens", 0.0)
-        for name in ("prefilled_tokens", "prompt_tokens", "too_long"):
+        for name in ("prefilled_tokens", "prompt_tokens", "read_tokens", "too_long"):
             values[f"gen/{name}"] = costs.get(name, 0.0)
         self.log_dict(values, batch_size=max(batch_size, 1))
 
@@ -428,6 +429,8 @@ class Algorithm(lightning.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         lora = self.backbone.model.peft_config["online"]
         targets, progress = lora.target_modules, self.progress()
+        if isinstance(self.generator, InProcessGenerator):
+            self.generator.forget()  # so that this run goes on bit for bit like a resumed one
         checkpoint["nlac"] = {
             "base": self.backbone_config.name,
             "base_fingerprint": self.backbone.base_fingerprint,

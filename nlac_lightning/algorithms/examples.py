@@ -66,11 +66,16 @@ def weigh(examples: Sequence[Example], weight: float) -> list[Example]:
     return [replace(example, weight=weight * example.weight / total) for example in examples]
 
 
+Reader = Callable[[str, Sequence[tuple[int, ...]], Sequence[int]], list[Tensor]]
+"""See :meth:`~nlac_lightning.generation.in_process.InProcessGenerator.read`."""
+
+
 def accumulate(
     backbone: Backbone,
     examples: Sequence[Example],
     pack_tokens: int,
     backward: Callable[[Tensor], None],
+    read: Reader | None = None,
 ) -> dict[str, float]:
     """Forward and backward all examples, pack by pack.
 
@@ -81,6 +86,8 @@ def accumulate(
         examples: with their weights.
         pack_tokens: distinct tokens of one forward and backward pass.
         backward: called with each pack's loss.
+        read: reads for the teachers where the engine that wrote the targets still knows their
+            prompts. Not used with a sharded base, whose processes pass through it in step.
 
     Returns:
         The mean loss of each name over all processes' examples, in nats per token;
@@ -89,7 +96,9 @@ def accumulate(
     examples = [example for example in examples if example.start < len(example.ids)]
     losses_by_name: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    teachers = _teacher_states(backbone, examples, pack_tokens)
+    teachers = _teacher_states(
+        backbone, examples, pack_tokens, None if backbone.sharded else read
+    )
     for pack in _packs(backbone, [example.ids for example in examples], pack_tokens):
         if not pack:
             with backbone.use("online"):
@@ -163,22 +172,30 @@ def _token_losses(
 
 
 def _teacher_states(
-    backbone: Backbone, examples: Sequence[Example], pack_tokens: int
+    backbone: Backbone, examples: Sequence[Example], pack_tokens: int, read: Reader | None
 ) -> dict[int, Tensor]:
     """Hidden states of each teacher before the tokens that its example trains."""
+
+    def read_anew(
+        adapter: str, sequences: Sequence[tuple[int, ...]], counts: Sequence[int]
+    ) -> list[Tensor]:
+        states: dict[int, Tensor] = {}
+        for pack in _packs(backbone, sequences, pack_tokens):
+            tree = pack_tree([sequences[i] for i in pack]) if pack else _IDLE
+            with backbone.use(adapter):
+                hidden = backbone.forward_tree(tree)
+            for row, i in enumerate(pack):
+                end = len(sequences[i]) - 1
+                states[i] = hidden[tree.rows(row, end - counts[i], end)]
+        return [states[i] for i in range(len(sequences))]
+
     states: dict[int, Tensor] = {}
     with backbone.reading():
         for adapter in ADAPTERS:
             taught = {n: e.teacher for n, e in enumerate(examples) if e.teacher}
             of_adapter = [n for n, teacher in taught.items() if teacher.adapter == adapter]
             sequences = [taught[n].ids for n in of_adapter]
-            for pack in _packs(backbone, sequences, pack_tokens):
-                tree = pack_tree([sequences[i] for i in pack]) if pack else _IDLE
-                with backbone.use(adapter):
-                    hidden = backbone.forward_tree(tree)
-                for row, i in enumerate(pack):
-                    n = of_adapter[i]
-                    length = len(examples[n].ids) - examples[n].start
-                    end = len(sequences[i]) - 1
-                    states[n] = hidden[tree.rows(row, end - length, end)]
+            counts = [len(examples[n].ids) - examples[n].start for n in of_adapter]
+            found = (read or read_anew)(adapter, sequences, counts)
+            states |= dict(zip(of_adapter, found, strict=True))
     return states

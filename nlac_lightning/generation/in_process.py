@@ -132,11 +132,7 @@ class InProcessGenerator:
         requests: Sequence[Request],
         done: dict[int, Completion],
     ) -> None:
-        cache = self._caches[adapter]
-        version = self.backbone.versions[adapter]
-        if self._cached_versions[adapter] != version:
-            cache.clear()
-            self._cached_versions[adapter] = version
+        cache, version = self._cache(adapter), self.backbone.versions[adapter]
         packs: list[list[_BufferLayer]] = []
         rows: list[_Row] = []
         for pack in split_packs([requests[i].ids for i in chosen], self.pack_tokens):
@@ -150,11 +146,61 @@ class InProcessGenerator:
             self._decode(rows[start : start + self.max_batch], packs, cache, version, done)
         cache.trim()
 
+    def read(
+        self, adapter: str, sequences: Sequence[tuple[int, ...]], counts: Sequence[int]
+    ) -> list[Tensor]:
+        """Hidden states [counts[i], d] before the last ``counts[i]`` tokens of each sequence.
+
+        What was prefilled or generated before them in this version of the adapter is not computed
+        again, so texts that were just written are cheap to score.
+        """
+        states: dict[int, Tensor] = {}
+        with self.backbone.reading(), self.backbone.use(adapter):
+            cache = self._cache(adapter)
+            for pack in split_packs(sequences, self.pack_tokens):
+                prompts = [tuple(sequences[i][:-1]) for i in pack]
+                known = [len(ids) - counts[i] for ids, i in zip(prompts, pack, strict=True)]
+                tree, _, _, hidden = self._forward(cache, prompts, known)
+                for n, i in enumerate(pack):
+                    states[i] = hidden[tree.rows(n, known[n], len(prompts[n]))]
+                self.counts["read_tokens"] += len(tree.input_ids)
+            cache.trim()
+        return [states[i] for i in range(len(sequences))]
+
+    def forget(self) -> None:
+        """Drop all cached keys and values, as a run that is resumed begins without them."""
+        for cache in self._caches.values():
+            cache.clear()
+
+    def _cache(self, adapter: str) -> RadixCache:
+        """What is known under the adapter's present version."""
+        cache, version = self._caches[adapter], self.backbone.versions[adapter]
+        if self._cached_versions[adapter] != version:
+            cache.clear()
+            self._cached_versions[adapter] = version
+        return cache
+
     def _prefill(
         self, cache: RadixCache, prompts: list[tuple[int, ...]]
     ) -> tuple[PackedTree, list[_BufferLayer], Tensor]:
+        limits = [len(ids) - 1 for ids in prompts]
+        tree, cached, layers, hidden = self._forward(cache, prompts, limits)
+        last = torch.stack([path[-1] - tree.cached for path in tree.paths])
+        stacked = torch.stack([torch.cat([layer.keys, layer.values]) for layer in layers])
+        for n in sorted(range(len(prompts)), key=lambda n: prompts[n]):
+            new = tree.paths[n][cached[n] :].to(stacked.device)
+            cache.insert(prompts[n], stacked[:, :, :, new])
+        self.counts["prompt_tokens"] += sum(map(len, prompts))
+        self.counts["prefilled_tokens"] += len(tree.input_ids)
+        return tree, layers, self.backbone.logits(hidden[last]).float()
+
+    def _forward(
+        self, cache: RadixCache, prompts: list[tuple[int, ...]], limits: list[int]
+    ) -> tuple[PackedTree, list[int], list[_BufferLayer], Tensor]:
+        """Hidden states of one pack of prompts, of which at most ``limits`` tokens come from the
+        cache; also how many of each did, and the keys and values of all."""
         nodes: dict[int, tuple[Node, int]] = {}
-        matches = [cache.match(ids, len(ids) - 1) for ids in prompts]
+        matches = [cache.match(ids, limit) for ids, limit in zip(prompts, limits, strict=True)]
         for node, length in (piece for match in matches for piece in match):
             nodes[id(node)] = (node, max(length, nodes.get(id(node), (node, 0))[1]))
         offsets: dict[int, int] = {}
@@ -177,14 +223,7 @@ class InProcessGenerator:
                 layer.values[0, :, :total] = known[number, 1]
                 layer.length = total
         hidden = self.backbone.forward_tree(tree, Cache(layers=list(layers)))
-        last = torch.stack([path[-1] - total for path in tree.paths])
-        stacked = torch.stack([torch.cat([layer.keys, layer.values]) for layer in layers])
-        for n in sorted(range(len(prompts)), key=lambda n: prompts[n]):
-            new = tree.paths[n][len(cached[n]) :].to(stacked.device)
-            cache.insert(prompts[n], stacked[:, :, :, new])
-        self.counts["prompt_tokens"] += sum(map(len, prompts))
-        self.counts["prefilled_tokens"] += len(tree.input_ids)
-        return tree, layers, self.backbone.logits(hidden[last]).float()
+        return tree, [len(head) for head in cached], layers, hidden
 
     def _reserve(self, rows: int, tokens: int) -> list[_BufferLayer]:
         config = self.backbone.model.config

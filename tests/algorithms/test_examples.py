@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nlac_lightning.algorithms.examples import Example, Teacher, accumulate, weigh
+from nlac_lightning.algorithms.examples import Example, Reader, Teacher, accumulate, weigh
 from nlac_lightning.backbone import Backbone, BackboneConfig
+from nlac_lightning.generation.base import Request, Sampling
+from nlac_lightning.generation.in_process import InProcessGenerator
 
 EOS = 2
 COMMON = (11, 12, 13)
@@ -68,9 +70,17 @@ def gradients(backbone: Backbone) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("pack_tokens", [1, 9, 1000])
+def warm_reader(backbone: Backbone) -> Reader:
+    """An engine that knows some teachers' prompts, and one of them with its answer."""
+    generator = InProcessGenerator(backbone)
+    warm = [("target", (50, 51, 3)), ("target", (61, *TARGET, 9)), ("base", (60, 9)), ("base", (7,))]
+    generator.generate([Request(ids, Sampling(max_new_tokens=2), adapter) for adapter, ids in warm])
+    return generator.read
+
+
+@pytest.mark.parametrize(("pack_tokens", "warm"), [(1, False), (9, True), (1000, False)])
 def test_loss_and_gradient_equal_the_plain_computation(
-    backbone: Backbone, pack_tokens: int
+    backbone: Backbone, pack_tokens: int, warm: bool
 ) -> None:
     total = 0.0
     by_name: dict[str, list[float]] = {}
@@ -86,7 +96,8 @@ def test_loss_and_gradient_equal_the_plain_computation(
         losses.append(loss.item())
         loss.backward()
 
-    metrics = accumulate(backbone, EXAMPLES, pack_tokens, backward)
+    read = warm_reader(backbone) if warm else None
+    metrics = accumulate(backbone, EXAMPLES, pack_tokens, backward, read)
     found = gradients(backbone)
     assert sum(losses) == pytest.approx(total, rel=1e-5)  # the head's part is in float32
     for name, values in by_name.items():
@@ -100,6 +111,22 @@ def test_loss_and_gradient_equal_the_plain_computation(
         assert len(losses) == 1
         prefixes = {e.ids[: n + 1] for e in EXAMPLES for n in range(len(e.ids))}
         assert metrics["packed_tokens"] == len(prefixes)
+
+
+def test_a_reader_computes_what_is_not_known_and_what_is_asked(backbone: Backbone) -> None:
+    """Known prefixes end at different places, and the states of some cached tokens are wanted."""
+    generator = InProcessGenerator(backbone)
+    state = tuple(range(20, 60))
+    warm = [(*state, 5, 6, 7, 8), (*state, 9)]
+    generator.generate([Request(ids, Sampling(max_new_tokens=1), "target") for ids in warm])
+    sequences = [(*state, 5, 6, 7, 70), (*state, 9, 71), (*state, 5, 6, 80), (*state, 5, 6, 7, 8)]
+    counts = [4, 1, 2, 3]
+    states = generator.read("target", sequences, counts)
+    assert generator.counts["read_tokens"] == 8, "of 175: 5, 6, 7; 9; 6 twice more; 7 once more"
+    for ids, count, found in zip(sequences, counts, states, strict=True):
+        with backbone.use("target"):
+            hidden = backbone._decoder(torch.tensor([ids])).last_hidden_state[0]
+        torch.testing.assert_close(found, hidden[-count - 1 : -1], rtol=1e-9, atol=1e-9)
 
 
 def test_only_the_online_adapter_gets_gradients(backbone: Backbone) -> None:
