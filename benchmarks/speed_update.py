@@ -94,9 +94,7 @@ class Update:
         self.backbone.zero_grad()
         examples = weigh(critic, 1.0) + weigh(policy, 1.0)
         metrics, self.seconds["losses"] = timed(
-            lambda: accumulate(
-                self.backbone, examples, PACK, torch.Tensor.backward, generator.read
-            )
+            lambda: accumulate(self.backbone, examples, PACK, torch.Tensor.backward, generator.read)
         )
         self.loss_tokens = metrics["packed_tokens"]
         return texts, metrics["critic"] + metrics["policy"]

@@ -96,9 +96,7 @@ def accumulate(
     examples = [example for example in examples if example.start < len(example.ids)]
     losses_by_name: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    teachers = _teacher_states(
-        backbone, examples, pack_tokens, None if backbone.sharded else read
-    )
+    teachers = _teacher_states(backbone, examples, pack_tokens, None if backbone.sharded else read)
     for pack in _packs(backbone, [example.ids for example in examples], pack_tokens):
         if not pack:
             with backbone.use("online"):

@@ -73,7 +73,7 @@ def gradients(backbone: Backbone) -> dict[str, Tensor]:
 def warm_reader(backbone: Backbone) -> Reader:
     """An engine that knows some teachers' prompts, and one of them with its answer."""
     generator = InProcessGenerator(backbone)
-    warm = [("target", (50, 51, 3)), ("target", (61, *TARGET, 9)), ("base", (60, 9)), ("base", (7,))]
+    warm = [("target", (50, 51, 3)), ("target", (61, *TARGET, 9)), ("base", (60, 9))]
     generator.generate([Request(ids, Sampling(max_new_tokens=2), adapter) for adapter, ids in warm])
     return generator.read
 
