@@ -89,6 +89,8 @@ class VLLMGenerator:
             EngineError: the engine died, or still does after several tries; with a request that is
                 asked ``once``, after the first.
         """
+        if not requests:  # nothing to wait for a rollout's turn for
+            return []
         adapters = {request.adapter for request in requests}
         pauses = () if any(request.once for request in requests) else PAUSES
         for pause in pauses:

@@ -37,7 +37,7 @@ def test_stopped_and_continued_with_a_failing_algorithm(
     (tmp_path / "task.yaml").write_text(text, "utf-8")
     (tmp_path / "broken.yaml").write_text(BROKEN, "utf-8")
     words = ["compare", "--config", "task.yaml", "--algorithms", "broken.yaml,nlac", "--seeds", "3"]
-    words += ["--out", "all", "--trainer.max_steps", "12"]  # too long to be over before Ctrl-C
+    words += ["--out", "all", "--trainer.max_steps", "40"]  # too long to be over before Ctrl-C
     run = tmp_path / "all/nlac/seed_3"
     process = start(tmp_path, words)
     while not (run / "periodic/step2.ckpt").exists():
@@ -57,7 +57,7 @@ def test_stopped_and_continued_with_a_failing_algorithm(
     assert state(run) == "finished"
     assert "Restored all states" in (run / "fit.log").read_text()
     (row,) = json.loads((tmp_path / "all/results.json").read_text())["rows"]
-    assert row["name"] == "nlac/seed_3" and row["settings"]["steps"] == 12
+    assert row["name"] == "nlac/seed_3" and row["settings"]["steps"] == 40
     assert row["settings"]["measured"] == "test/trained/success"
     assert row["settings"]["base"] is not None and row["settings"]["episodes"] > 10
     assert [line.split()[0] for line in again.out.splitlines() if line.startswith(("base", "nla"))]
