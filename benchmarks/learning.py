@@ -23,7 +23,8 @@ from typing import Any
 import lightning
 from learning_report import draw, rows_of, table
 
-from nlac_lightning.algorithms.base import Algorithm, ComputeConfig, OptimizerConfig
+from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.algorithms.config import ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.nlac import NLAC

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from nlac_lightning import models
-from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.algorithms.config import OptimizerConfig
 from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.backbone import BackboneConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from nlac_lightning.actors import ModelActor
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.callbacks.collection import Jobs, Played
 from nlac_lightning.distributed import world_size
@@ -12,7 +13,7 @@ from nlac_lightning.envs.limited import LimitedEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.vllm import VLLMGenerator
 from nlac_lightning.replay.episode import Episode
-from nlac_lightning.rollout import ModelActor, Rollout
+from nlac_lightning.rollout import Rollout
 
 
 class Ahead:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm.auto import tqdm
 
+from nlac_lightning.actors import ModelActor
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.distributed import agree, gather, rank, world_size
@@ -18,7 +19,7 @@ from nlac_lightning.envs.base import Task
 from nlac_lightning.failures import FailureWatch
 from nlac_lightning.replay.connection import BufferWriteError
 from nlac_lightning.replay.episode import Episode
-from nlac_lightning.rollout import ModelActor, Rollout
+from nlac_lightning.rollout import Rollout
 
 Jobs = Sequence[tuple[Task, int]]
 """Tasks to play, each with its seed."""

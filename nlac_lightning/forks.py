@@ -10,13 +10,14 @@ from functools import partial
 
 import numpy as np
 
+from nlac_lightning.actors import Actor, Live
 from nlac_lightning.envs.base import Task
 from nlac_lightning.envs.replay import resume
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion
 from nlac_lightning.interrupts import time_limit
 from nlac_lightning.replay.episode import Episode, Transition
-from nlac_lightning.rollout import Actor, Live, Rollout
+from nlac_lightning.rollout import Rollout
 
 log = logging.getLogger(__name__)
 

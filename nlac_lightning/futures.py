@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from nlac_lightning.actors import ModelActor
 from nlac_lightning.envs.base import TextEnv
 from nlac_lightning.envs.replay import tasks_by_id
 from nlac_lightning.errors import ConfigError
@@ -13,7 +14,7 @@ from nlac_lightning.forks import Fork, ForkedRollout
 from nlac_lightning.generation.base import Completion, Generator
 from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import ModelActor, RolloutLimits
+from nlac_lightning.rollout import RolloutLimits
 
 
 class Futures:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from nlac_lightning import models
+from nlac_lightning.actors import OracleActor
 from nlac_lightning.critic import Critic
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion, Request
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import RoleConfig, Roles, RolesConfig
-from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 ENV = HelpDeskEnv(level=0, n_train=2)
 

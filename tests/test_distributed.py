@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from nlac_lightning import distributed
-from nlac_lightning.algorithms.base import ComputeConfig, OptimizerConfig
+from nlac_lightning.algorithms.config import ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.nlac import NLAC

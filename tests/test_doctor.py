@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nlac_lightning import doctor, estimate
-from nlac_lightning.algorithms.base import ComputeConfig
+from nlac_lightning.algorithms.config import ComputeConfig
 from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.configs_path import CONFIGS

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nlac_lightning import models
+from nlac_lightning.actors import Live
 from nlac_lightning.envs.base import Session, Step, Task, TextEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.failures import FailureWatch, TooManyFailures
@@ -18,7 +19,7 @@ from nlac_lightning.replay import Episode, ReplayBuffer, Turn
 from nlac_lightning.replay.episode import FAILURES
 from nlac_lightning.replay.sampler import TransitionSampler
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import Live, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 SAYS: list[Any] = [{"role": "user", "content": "go on"}]
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from nlac_lightning import models
+from nlac_lightning.actors import OracleActor
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.envs.language_mdp import LanguageMDPEnv
@@ -15,7 +16,7 @@ from nlac_lightning.forks import Fork, ForkedRollout
 from nlac_lightning.futures import Futures, rollout_fields
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 DESK = HelpDeskEnv(level=0, n_train=2)
 

@@ -10,6 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from nlac_lightning import models
+from nlac_lightning.actors import ModelActor
 from nlac_lightning.algorithms.examples import Example, Teacher
 from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.backbone import Backbone, BackboneConfig
@@ -17,7 +18,7 @@ from nlac_lightning.envs.base import Session, Step, Task, TextEnv
 from nlac_lightning.generation.base import TOO_LONG, Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import ModelActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 POSITIONS = 256
 

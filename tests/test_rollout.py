@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nlac_lightning import models
+from nlac_lightning.actors import Live, ModelActor, OracleActor
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.envs.base import Session, Step, Task, TextEnv
 from nlac_lightning.envs.help_desk import HelpDeskEnv
@@ -16,15 +17,7 @@ from nlac_lightning.generation.base import Completion, Request, Sampling
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import RoleConfig, Roles, RolesConfig
-from nlac_lightning.rollout import (
-    Exploration,
-    Live,
-    ModelActor,
-    OracleActor,
-    Rollout,
-    RolloutLimits,
-    remember_path,
-)
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits, remember_path
 
 OPTIONS = ("left", "right", "up", "down")
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
+from nlac_lightning.actors import Actor, ModelActor
+from nlac_lightning.algorithms.config import ComputeConfig, OptimizerConfig
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.algorithms.skipped import SkippedSteps
 from nlac_lightning.backbone import Backbone, BackboneConfig
@@ -33,12 +35,11 @@ from nlac_lightning.distributed import (
     world_size,
 )
 from nlac_lightning.envs.base import Task, TextEnv
-from nlac_lightning.errors import ConfigError, require_positive
+from nlac_lightning.errors import ConfigError
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.evaluation.records import EpisodeRecord, EvaluationResult
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.generation.vllm import VLLMGenerator
-from nlac_lightning.generation.vllm_engines import GenerationConfig
 from nlac_lightning.interrupts import whole
 from nlac_lightning.policy_gradient.plan import RolloutPlan
 from nlac_lightning.replay.buffer import ReplayBuffer
@@ -50,7 +51,6 @@ from nlac_lightning.report.evaluation import (
     write_result,
 )
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import Actor, ModelActor
 from nlac_lightning.sharding import (
     WholeAdapters,
     check_strategy,
@@ -62,64 +62,6 @@ log = logging.getLogger(__name__)
 
 TRANSCRIPTS = 24
 """Episodes of a test that are written out."""
-
-
-@dataclass
-class OptimizerConfig:
-    """AdamW on the adapter, with a linear warm-up."""
-
-    lr: float = 1e-4
-    """Step size after the warm-up; 5e-5 to 1e-3 is usual for adapters."""
-    warmup_steps: int = 10
-    """Gradient steps over which the step size grows from 0."""
-    decay_steps: int = 0
-    """Gradient steps over which the step size then falls linearly to a tenth; 0 keeps it."""
-    weight_decay: float = 0.0
-    """Pull of the adapters towards zero."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Memory of the moment estimates."""
-    clip_norm: float = 1.0
-    """Gradients longer than this are scaled down to it; Lightning's own key cannot be used with
-    manual optimisation."""
-    max_skipped: int = 10
-    """Gradient steps in a row with a loss or gradient that is not finite, after which the run
-    stops. Each such step changes no weight; its batch is written to ``skipped/`` in the run."""
-
-    def __post_init__(self) -> None:
-        require_positive("model.optimizer.lr", self.lr)
-        require_positive("model.optimizer.warmup_steps", self.warmup_steps, zero=True)
-        require_positive("model.optimizer.decay_steps", self.decay_steps, zero=True)
-        require_positive("model.optimizer.weight_decay", self.weight_decay, zero=True)
-        require_positive("model.optimizer.clip_norm", self.clip_norm)
-        require_positive("model.optimizer.max_skipped", self.max_skipped)
-
-    def scale(self, step: int) -> float:
-        """Factor of ``lr`` in gradient step ``step`` (from 0)."""
-        rise = min(1.0, (step + 1) / max(self.warmup_steps, 1))
-        if not self.decay_steps:
-            return rise
-        fallen = min(max(step - self.warmup_steps, 0) / self.decay_steps, 1.0)
-        return rise * (1.0 - 0.9 * fallen)
-
-
-@dataclass
-class ComputeConfig:
-    """How much is processed at one time. These change speed and memory, never results."""
-
-    train_pack_tokens: int = 1024
-    """Distinct tokens of one forward and backward pass (micro-batch)."""
-    prefill_pack_tokens: int = 1024
-    """Distinct prompt tokens of one forward pass in generation."""
-    decode_rows: int = 64
-    """Completions that are generated side by side."""
-    cache_tokens: int = 20_000
-    """Tokens of prefixes whose keys and values are kept, per adapter."""
-    generation: GenerationConfig = field(default_factory=GenerationConfig)
-    """Which engine writes the texts."""
-
-    def __post_init__(self) -> None:
-        for name in ("train_pack_tokens", "prefill_pack_tokens", "decode_rows", "cache_tokens"):
-            require_positive(f"model.compute.{name}", getattr(self, name))
 
 
 class Algorithm(lightning.LightningModule):

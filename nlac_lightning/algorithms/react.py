@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nlac_lightning import models
-from nlac_lightning.algorithms.base import Algorithm, ComputeConfig
+from nlac_lightning.actors import Actor
+from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.algorithms.config import ComputeConfig
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.endpoint.actor import EndpointActor
 from nlac_lightning.endpoint.client import EndpointClient
@@ -13,7 +15,6 @@ from nlac_lightning.endpoint.config import EndpointConfig
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import Actor
 
 
 class ReAct(Algorithm):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nlac_lightning.actors import Live
 from nlac_lightning.endpoint.client import Answer, EndpointClient
 from nlac_lightning.envs.base import Message
 from nlac_lightning.generation.base import FAILED, Completion
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import Live
 
 
 class EndpointActor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from nlac_lightning.actors import Actor, ModelActor
 from nlac_lightning.critic import Critic
 from nlac_lightning.envs.base import Task, TextEnv
 from nlac_lightning.errors import ConfigError, require_positive
@@ -15,7 +16,7 @@ from nlac_lightning.evaluation.reflexion import LessonsEnv, Reflects, add_lesson
 from nlac_lightning.generation.base import Generator
 from nlac_lightning.replay.episode import Episode, Turn
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import Actor, ModelActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nlac_lightning.actors import ModelActor
 from nlac_lightning.algorithms.base import Algorithm
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.base import TextEnv
@@ -14,7 +15,7 @@ from nlac_lightning.generation.base import Completion
 from nlac_lightning.lightning_cli import NLACCommandLine
 from nlac_lightning.replay.episode import Episode, Transition
 from nlac_lightning.roles.codec import Ids
-from nlac_lightning.rollout import Exploration, ModelActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits
 
 WIDTH = 88
 TURNS = 4

@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.actors import OracleActor
+from nlac_lightning.algorithms.config import OptimizerConfig
 from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.algorithms.nlrl import NLRL
 from nlac_lightning.algorithms.self_distillation import SelfDistillation
@@ -24,7 +25,7 @@ from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion, Request, Sampling
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import RoleConfig, RolesConfig
-from nlac_lightning.rollout import Exploration, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits
 
 ENV = HelpDeskEnv(level=0, n_train=4)
 # A random model never ends a line; nearly each of its tokens holds one of these letters.

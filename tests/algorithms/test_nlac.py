@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.actors import OracleActor
+from nlac_lightning.algorithms.config import OptimizerConfig
 from nlac_lightning.algorithms.language_critic import CriticTarget
 from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.nlac import NLAC
@@ -26,7 +27,7 @@ from nlac_lightning.generation.base import Completion, Request, Sampling
 from nlac_lightning.improvement import Improvement
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import RoleConfig, Roles, RolesConfig
-from nlac_lightning.rollout import Exploration, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits
 
 ENV = HelpDeskEnv(level=0, n_train=4)
 # A random model never ends a line; nearly each of its tokens holds one of these letters.

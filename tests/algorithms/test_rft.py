@@ -7,13 +7,14 @@ from typing import Any
 import lightning
 import pytest
 
-from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.actors import OracleActor
+from nlac_lightning.algorithms.config import OptimizerConfig
 from nlac_lightning.algorithms.rft import RFT
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 ENV = HelpDeskEnv(level=0, n_train=4)
 

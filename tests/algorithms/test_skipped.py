@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.algorithms.config import OptimizerConfig
 from nlac_lightning.algorithms.examples import Example, accumulate
 from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.nlac import NLAC

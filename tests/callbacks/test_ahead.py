@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from nlac_lightning.algorithms import base
-from nlac_lightning.algorithms.base import ComputeConfig
+from nlac_lightning.algorithms.config import ComputeConfig
 from nlac_lightning.algorithms.loss_config import LossConfig
 from nlac_lightning.algorithms.nlac import NLAC
 from nlac_lightning.backbone import Backbone, BackboneConfig

@@ -128,7 +128,7 @@ def test_interrupted_rollouts_keep_committed_episodes(
 
 SLOW = """
 import time
-from nlac_lightning.algorithms.base import OptimizerConfig
+from nlac_lightning.algorithms.config import OptimizerConfig
 from nlac_lightning.callbacks import EMACallback, InterruptCheckpoint
 from nlac_lightning.cli import main
 

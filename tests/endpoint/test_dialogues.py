@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nlac_lightning import models
+from nlac_lightning.actors import OracleActor
 from nlac_lightning.data import ReplayDataModule
 from nlac_lightning.endpoint import EndpointConfig
 from nlac_lightning.envs.twenty_questions import (
@@ -18,7 +19,7 @@ from nlac_lightning.envs.twenty_questions import (
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 from nlac_lightning.users.language_model import EndpointUser
 
 STOPS = "Thank you. ###STOP###"

@@ -8,12 +8,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from nlac_lightning.actors import OracleActor
 from nlac_lightning.envs.language_mdp import LanguageMDPEnv
 from nlac_lightning.envs.language_mdp.solve import occupancy
 from nlac_lightning.envs.language_mdp.world import TRAP
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import Exploration, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Exploration, Rollout, RolloutLimits
 
 EPISODES = 300
 

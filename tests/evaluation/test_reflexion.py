@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from nlac_lightning import models
+from nlac_lightning.actors import Live, OracleActor
 from nlac_lightning.envs.help_desk import HelpDeskEnv
 from nlac_lightning.errors import ConfigError
 from nlac_lightning.evaluation.evaluate import EvaluationConfig, Evaluator
@@ -14,7 +15,7 @@ from nlac_lightning.evaluation.reflexion import LESSONS, MAX_LESSON
 from nlac_lightning.generation.base import FAILED, Completion
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import Roles, RolesConfig
-from nlac_lightning.rollout import Live, OracleActor, RolloutLimits
+from nlac_lightning.rollout import RolloutLimits
 
 
 class Learner(OracleActor):

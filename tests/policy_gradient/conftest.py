@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from nlac_lightning.algorithms.base import Algorithm, OptimizerConfig
+from nlac_lightning.algorithms.base import Algorithm
+from nlac_lightning.algorithms.config import OptimizerConfig
 from nlac_lightning.backbone import BackboneConfig
 from nlac_lightning.callbacks import RolloutCallback
 from nlac_lightning.data import ReplayDataModule

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nlac_lightning.actors import ModelActor
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.ppo import PPO
 from nlac_lightning.errors import ConfigError
@@ -18,7 +19,7 @@ from nlac_lightning.policy_gradient.on_policy import KLConfig
 from nlac_lightning.policy_gradient.trajectory import Trajectory, make_trajectories
 from nlac_lightning.replay.episode import Transition
 from nlac_lightning.roles.roles import RoleConfig, RolesConfig
-from nlac_lightning.rollout import ModelActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 TEMPERATURE = 1.25
 KL = KLConfig(0.1)

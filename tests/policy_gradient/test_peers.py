@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from nlac_lightning.actors import ModelActor
 from nlac_lightning.algorithms.examples import accumulate
 from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.rft import RFT
 from nlac_lightning.policy_gradient.on_policy import KLConfig
 from nlac_lightning.policy_gradient.trajectory import Trajectory, make_trajectories
 from nlac_lightning.replay.episode import Transition
-from nlac_lightning.rollout import ModelActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[peers]'")
 

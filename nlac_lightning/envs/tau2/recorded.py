@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nlac_lightning.actors import Live
 from nlac_lightning.envs.base import Step, Task, TextEnv
 from nlac_lightning.envs.tau2.actions import Call
 from nlac_lightning.envs.tau2.env import Tau2Env
@@ -24,7 +25,7 @@ from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.base import Completion
 from nlac_lightning.replay.episode import Episode
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import Live, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 from nlac_lightning.users.base import UserReply, UserSession, UserTask
 
 STOP = "###STOP###"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nlac_lightning.actors import ModelActor, OracleActor
 from nlac_lightning.backbone import Backbone, BackboneConfig
 from nlac_lightning.envs.base import Task
 from nlac_lightning.envs.tau2 import Tau2Env
@@ -19,7 +20,7 @@ from nlac_lightning.errors import ConfigError
 from nlac_lightning.generation.in_process import InProcessGenerator
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import ModelActor, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 from nlac_lightning.users.base import UserReply, UserTask
 
 ORDER = 'get_order_details(order_id="#W6247578")'

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from nlac_lightning.actors import Live, OracleActor
 from nlac_lightning.envs.tau2.recorded import RecordedUser
 from nlac_lightning.generation.base import Completion
 from nlac_lightning.replay.buffer import ReplayBuffer
 from nlac_lightning.roles.roles import Roles
-from nlac_lightning.rollout import Live, OracleActor, Rollout, RolloutLimits
+from nlac_lightning.rollout import Rollout, RolloutLimits
 from nlac_lightning.users.scripted import ScriptedUser
 
 NOTHING_TO_DO = {
