@@ -167,8 +167,8 @@ ADVANTAGE: dict[str, Any] = {
 }
 """Bootstrapped throughout; the policy learns slowly enough for its critic to follow.
 
-It waits for 112 steps on 288 walks of the first policy, of which about eight succeed: after 64 steps
-on 192 walks, two worlds of five began on a critic that knew nothing."""
+It waits for 112 steps on 288 walks of the first policy, of which about eight succeed: after 64
+steps on 192 walks, two worlds of five began on a critic that knew nothing."""
 
 
 def advantage(**settings: Any) -> Method:
