@@ -43,7 +43,7 @@ from nlac_lightning.envs.language_mdp import LanguageMDPEnv
 from nlac_lightning.generation.base import Sampling
 from nlac_lightning.models import TINY
 from nlac_lightning.roles.roles import RoleConfig, RolesConfig
-from nlac_lightning.rollout import RolloutLimits
+from nlac_lightning.rollout import Exploration, RolloutLimits
 
 LIMITS_OF_A_WALK = RolloutLimits(max_turns=40, parallel=64)
 WARMUP = 10
@@ -135,6 +135,7 @@ class Method:
         success_share: of such a batch, that comes from successful episodes.
         every: gradient steps between two rounds of 32 episodes.
         initial: episodes before the first step.
+        epsilon: share of the walks' moves that are drawn from all directions.
         critic: whether it trains the successor model, so that its critic is worth measuring.
     """
 
@@ -147,6 +148,7 @@ class Method:
     success_share: float = 0.5
     every: int = 8
     initial: int = 64
+    epsilon: float = 0.0
     critic: bool = True
 
 
@@ -258,7 +260,10 @@ def run(
             recency_half_life=100,
             seed=seed,
         )
+        exploration = Exploration("epsilon", method.epsilon) if method.epsilon else None
         rollouts = RolloutCallback(
+            initial_exploration=exploration,
+            exploration=exploration,
             initial_episodes=method.initial,
             episodes=32,
             every_n_steps=method.every,

@@ -51,11 +51,15 @@ class Bench:
 
 
 def random_llama(folder: Path) -> str:
-    """A random model of 2 million parameters beside its embeddings, in float32."""
+    """Two random layers of Qwen2.5-0.5B's shape, in float32.
+
+    Real widths, since they decide what attention costs beside the weights' products: in a narrow
+    model of few parameters a long prompt is nearly all attention.
+    """
     tokenizer = load_tokenizer(SMOLLM2)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=4,
-        num_attention_heads=6, num_key_value_heads=3, tie_word_embeddings=True,
+        vocab_size=len(tokenizer), hidden_size=896, intermediate_size=4864, num_hidden_layers=2,
+        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True,
         max_position_embeddings=16_384,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -71,7 +75,7 @@ def make_bench(model: str | None, folder: Path) -> Bench:
     for adapter in ("online", "target"):
         for parameter in backbone.adapter_parameters(adapter).values():
             torch.nn.init.normal_(parameter, std=0.05)
-    return Bench(backbone, model or "random Llama, 4 layers of width 192", folder)
+    return Bench(backbone, model or "2 layers of Qwen2.5-0.5B's shape", folder)
 
 
 class Texts:

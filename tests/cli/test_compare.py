@@ -44,8 +44,8 @@ def test_stopped_and_continued_with_a_failing_algorithm(
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert process.returncode == 130
+    output = process.communicate()
+    assert process.returncode == 130, output
     assert state(run) == "interrupted" and state(tmp_path / "all/broken/seed_3") == "failed"
     log = (run / "fit.log").read_text()
     assert "continue with --ckpt_path" in log and "Restored all states" not in log

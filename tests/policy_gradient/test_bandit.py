@@ -8,7 +8,7 @@ from nlac_lightning.algorithms.grpo import GRPO
 from nlac_lightning.algorithms.ppo import PPO
 
 SETTINGS: dict[str, tuple[type, int, dict[str, Any]]] = {
-    "ppo": (PPO, 24, {"episodes": 32, "minibatches": 1, "epochs": 2, "lr": 2e-2}),
+    "ppo": (PPO, 32, {"episodes": 32, "minibatches": 1, "epochs": 2}),
     "dapo": (GRPO, 12, {"groups": 2, "group_size": 16, "normalisation": "token",
                         "clip_high": 0.28, "dynamic_sampling": True, "truncated": "mask"}),
 }  # fmt: skip
@@ -20,4 +20,4 @@ def test_learns_which_words_are_good(bench: Any, name: str) -> None:
     metrics, _ = bench.fit(bench.build(algorithm, **options), steps)
     rewards = [step["reward"] for step in metrics]
     assert rewards[0] < 0.7, "the task must not be solved at the start"
-    assert sum(rewards[-2:]) / 2 > 0.9, rewards
+    assert sum(rewards[-4:]) / 4 > 0.9, rewards
