@@ -249,7 +249,7 @@ def run(
     method = METHODS[name]
     lightning.seed_everything(seed, verbose=False)
     progress = ExactProgress(every, episodes, skill_worlds)
-    env = LanguageMDPEnv(level, seed=seed)
+    env = LanguageMDPEnv(level, seed=seed, walls=True)
     with tempfile.TemporaryDirectory() as folder:
         data = ReplayDataModule(
             env,
