@@ -10,7 +10,7 @@ from nlac_lightning.errors import ConfigError, require_choice, require_positive
 
 @dataclass
 class LossConfig:
-    """The two losses of the paper, its targets, and two guards against forgetting."""
+    """The two losses of the paper, its targets, and guards against forgetting and bad critics."""
 
     critic: Literal["kl", "nll"] = "kl"
     """L1 per token: ``kl`` matches the teacher's whole distribution, ``nll`` its sample."""
@@ -33,6 +33,10 @@ class LossConfig:
     the paper's, makes the cheapest and noisiest targets."""
     policy_weight: float = 1.0
     """Weight of L2."""
+    support: float = 0.0
+    """An action is distilled only if the base model gives each of its tokens at least this
+    probability. A critic knows little of what nobody does, and its greatest errors there would be
+    learned. Below the share that the base leaves to its rarest sensible token; 0 is the paper's."""
     policy_kl: float = 0.0
     """Weight of KL(target policy || policy) on the batch's actions; protects the policy from the
     critic's updates, since both are one adapter. 0.1 to 1 is usual, 0 is the paper's."""
@@ -42,11 +46,11 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         require_choice("model.loss.critic", self.critic, ("kl", "nll"))
-        for name in ("critic_weight", "policy_weight", "policy_kl", "role_replay"):
+        for name in ("critic_weight", "policy_weight", "policy_kl", "role_replay", "support"):
             require_positive(f"model.loss.{name}", getattr(self, name), zero=True)
         for name in ("critic_share", "discount", "next_actions"):
             require_positive(f"model.loss.{name}", getattr(self, name))
-        for name in ("critic_share", "discount"):
+        for name in ("critic_share", "discount", "support"):
             require_positive(f"model.loss.{name}", 1 - getattr(self, name), zero=True)
         if self.critic_weight == 0 and self.policy_weight == 0:
             raise ConfigError("model.loss", "both weights are 0", "give critic or policy a weight")

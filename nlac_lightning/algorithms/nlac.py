@@ -6,8 +6,10 @@ it, and makes one gradient step on L1 (critic) and L2 (policy).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from nlac_lightning.algorithms.examples import Example, Teacher, weigh
@@ -19,6 +21,8 @@ from nlac_lightning.distributed import rank, totals
 from nlac_lightning.errors import ConfigError, require_choice, require_positive
 from nlac_lightning.generation.base import Completion
 from nlac_lightning.improvement import IMPROVEMENTS, Improve, Improvement, Improver
+from nlac_lightning.policy_gradient.tokens import read_tokens
+from nlac_lightning.policy_gradient.trajectory import Segment
 from nlac_lightning.replay.episode import Transition
 
 
@@ -122,7 +126,7 @@ class NLAC(LanguageCritic):
         examples = self.critic_examples(batch, targets)
         metrics |= self.gate.observe(self.critic, batch, targets, self.global_step, seed)
         if self.loss.policy_weight > 0 and self.gate.open(self.global_step):
-            improvements = self.improver()(batch, seed + 3)
+            improvements = self._supported(batch, self.improver()(batch, seed + 3))
             examples += self._policy_examples(batch, improvements)
             metrics |= _improvement_metrics(improvements)
         examples += self._guard_examples(batch)
@@ -157,6 +161,32 @@ class NLAC(LanguageCritic):
         for i, drawn in zip(fresh, self._generate("policy", prompts, seed), strict=True):
             actions[i].append(drawn)
         return actions
+
+    def _supported(
+        self, batch: Sequence[Transition], improvements: list[Improvement]
+    ) -> list[Improvement]:
+        """Without targets that hold a token which the base model would hardly ever write."""
+        if self.loss.support == 0:
+            return improvements
+        segments = {}
+        for i, (transition, improvement) in enumerate(zip(batch, improvements, strict=True)):
+            if improvement.target is not None:
+                prompt = self.roles.prompt(
+                    "policy", transition.state_ids, transition.state_messages
+                )
+                segments[i] = Segment(prompt.ids + improvement.target.ids, len(prompt.ids))
+        read = read_tokens(
+            self.backbone,
+            list(segments.values()),
+            "base",
+            self.compute_config.prefill_pack_tokens,
+            1.0,
+        )
+        for i, logprobs in zip(segments, read, strict=True):
+            if float(logprobs.min()) < math.log(self.loss.support):
+                improvements[i] = replace(improvements[i], target=None)
+                self.counts["unsupported"] += 1
+        return improvements
 
     def _policy_examples(
         self, batch: Sequence[Transition], improvements: Sequence[Improvement]

@@ -345,6 +345,33 @@ def test_every_token_of_the_distilled_actions_counts_alike(tiny_llama_path: str)
     assert sum(e.weight for e in examples) == pytest.approx(2.0 * 2 / len(batch))
 
 
+def test_what_the_base_would_hardly_write_is_not_distilled(tiny_llama_path: str) -> None:
+    module = make(tiny_llama_path)
+    batch = transitions(module.roles)
+    results = [
+        Improvement(drawn, "policy", drawn.text, Critique("good"))
+        for (drawn,) in module.base_actions(batch, seed=1)
+    ]
+    results.append(replace(results[0], target=None))
+    batch = [*batch, batch[0]]
+    least = []
+    for state, result in zip(batch, results[:-1], strict=False):
+        prompt = module.roles.prompt("policy", state.state_ids, state.state_messages)
+        assert result.target is not None
+        ids, start = prompt.ids + result.target.ids, len(prompt.ids)
+        with torch.no_grad(), module.backbone.model.disable_adapter():
+            logits = module.backbone.model(torch.tensor([ids])).logits[0].double()
+        p = logits[start - 1 : -1].softmax(-1).gather(-1, torch.tensor(ids[start:])[:, None])
+        least.append(float(p.min()))
+    assert len(set(least)) > 1
+    for bound in (0.0, *(p * way for p in least for way in (0.999, 1.001))):
+        module.loss = LossConfig(support=min(bound, 1.0))
+        module.counts.clear()
+        kept = module._supported(batch, list(results))
+        assert [x.target is not None for x in kept] == [p >= bound for p in least] + [False]
+        assert module.counts["unsupported"] == sum(p < bound for p in least)
+
+
 def weights(module: NLAC) -> dict[str, Tensor]:
     return {n: p.detach().clone() for n, p in module.backbone.model.named_parameters()}
 
