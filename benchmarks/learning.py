@@ -16,7 +16,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from nlac_lightning.envs.language_mdp import LanguageMDPEnv
 from nlac_lightning.generation.base import Sampling
 from nlac_lightning.models import TINY
 from nlac_lightning.roles.roles import RoleConfig, RolesConfig
-from nlac_lightning.rollout import Exploration, RolloutLimits
+from nlac_lightning.rollout import RolloutLimits
 
 LIMITS_OF_A_WALK = RolloutLimits(max_turns=40, parallel=64)
 WARMUP = 10
@@ -135,7 +135,6 @@ class Method:
         success_share: of such a batch, that comes from successful episodes.
         every: gradient steps between two rounds of 32 episodes.
         initial: episodes before the first step.
-        epsilon: share of the walks' moves that are drawn from all directions.
         critic: whether it trains the successor model, so that its critic is worth measuring.
     """
 
@@ -148,7 +147,6 @@ class Method:
     success_share: float = 0.5
     every: int = 8
     initial: int = 64
-    epsilon: float = 0.0
     critic: bool = True
 
 
@@ -163,7 +161,9 @@ OWN_ACTIONS: dict[str, Any] = {
 
 ADVANTAGE: dict[str, Any] = {
     "improvement": "advantage",
-    "loss": LossConfig(policy_weight=0.1, policy_kl=0.1, discount=0.8, next_actions=4),
+    "loss": LossConfig(
+        policy_weight=0.1, policy_kl=0.1, discount=0.8, next_actions=4, support=0.02
+    ),
     "warmup": WarmupConfig(min_steps=112),
     "decay_steps": 248,
 }
@@ -187,6 +187,7 @@ METHODS: dict[str, Method] = {
     "advantage_shuffled": advantage(critic="shuffled", step=None),
     "advantage_no_ema": advantage(tau=1.0),
     "advantage_monte_carlo": advantage(targets="outcome"),
+    "advantage_unsupported": advantage(loss=replace(ADVANTAGE["loss"], support=0.0)),
     "advantage_unprotected": advantage(
         guard="online",
         loss=LossConfig(policy_weight=0.1, discount=0.8, next_actions=4),
@@ -249,7 +250,7 @@ def run(
     method = METHODS[name]
     lightning.seed_everything(seed, verbose=False)
     progress = ExactProgress(every, episodes, skill_worlds)
-    env = LanguageMDPEnv(level, seed=seed, walls=True)
+    env = LanguageMDPEnv(level, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         data = ReplayDataModule(
             env,
@@ -260,10 +261,7 @@ def run(
             recency_half_life=100,
             seed=seed,
         )
-        exploration = Exploration("epsilon", method.epsilon) if method.epsilon else None
         rollouts = RolloutCallback(
-            initial_exploration=exploration,
-            exploration=exploration,
             initial_episodes=method.initial,
             episodes=32,
             every_n_steps=method.every,

@@ -377,14 +377,3 @@ def test_a_task_of_another_world_is_refused():
     foreign = [t for t in other.tasks("test") if t.data["goal"] not in env.world.exact.world.goals]
     with pytest.raises(ConfigError, match=r"env\.seed"):
         env.reset(foreign[0])
-
-
-def test_walls_are_explored_where_wanted() -> None:
-    env = LanguageMDPEnv(1, walls=True)
-    session = env.reset(env.tasks("train")[0])
-    assert tuple(session.admissible()) == DIRECTIONS
-    exits = LanguageMDPEnv(1).reset(env.tasks("train")[0]).admissible()
-    assert 0 < len(exits) < len(DIRECTIONS)
-    before = session.state
-    walls = [direction for direction in DIRECTIONS if direction not in exits]
-    assert not session.step(walls[0]).info["valid"] and session.state == before

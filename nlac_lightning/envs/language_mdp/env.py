@@ -28,8 +28,6 @@ class LanguageMDPEnv(TextEnv):
         n_train, n_val, n_test: number of tasks of each split. A split has a fixed set of (start,
             goal) pairs that no other has; more tasks than pairs repeat them, with other luck.
         seed: other seeds give other maps; 0 or more.
-        walls: exploration also tries directions without an exit. A critic that was never shown a
-            wall may call one good, and then the policy learns to walk into it.
 
     Raises:
         ConfigError: a setting that is out of range.
@@ -42,7 +40,6 @@ class LanguageMDPEnv(TextEnv):
         n_val: int = 96,
         n_test: int = 96,
         seed: int = 0,
-        walls: bool = False,
     ) -> None:
         require_positive("env.seed", seed, zero=True)
         self._sizes = dict(zip(SHARES, (n_train, n_val, n_test), strict=True))
@@ -50,7 +47,7 @@ class LanguageMDPEnv(TextEnv):
             require_positive(f"env.n_{split}", size)
         self.world = make_world(level, seed)
         self.name = f"language_mdp/{level}-{seed}"
-        self.level, self.seed, self.walls = level, seed, walls
+        self.level, self.seed = level, seed
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks ``train-0000``, ...; the pairs of the split take turns."""
@@ -74,7 +71,7 @@ class LanguageMDPEnv(TextEnv):
             )
         key = np.random.SeedSequence([seed, task.data["luck"], self.world.exact.index[state]])
         rng = np.random.Generator(np.random.Philox(key))
-        return LanguageMDPSession(self.world.exact, state, rng, self.walls)
+        return LanguageMDPSession(self.world.exact, state, rng)
 
     def exact(self, split: str = "test") -> ExactWorld:
         """The process that starts in the split's pairs, each as likely as the others."""

@@ -37,13 +37,10 @@ class LanguageMDPSession(Session):
         exact: the world and its solution.
         state: first (room, goal).
         rng: decides when the light goes out.
-        walls: directions without an exit are worth exploring too.
     """
 
-    def __init__(
-        self, exact: ExactWorld, state: State, rng: np.random.Generator, walls: bool = False
-    ) -> None:
-        self.exact, self.rng, self.walls = exact, rng, walls
+    def __init__(self, exact: ExactWorld, state: State, rng: np.random.Generator) -> None:
+        self.exact, self.rng = exact, rng
         self.room, self.goal = state
         self.ended = False
         self.opening = [
@@ -84,10 +81,8 @@ class LanguageMDPSession(Session):
         self.rng = np.random.Generator(np.random.Philox(seed))
 
     def admissible(self) -> Sequence[str]:
-        """The exits of the room, or every direction."""
-        if self.ended:
-            return ()
-        return DIRECTIONS if self.walls else tuple(self.exact.world.exits[self.room])
+        """The exits of the room."""
+        return () if self.ended else tuple(self.exact.world.exits[self.room])
 
     def oracle_action(self) -> str | None:
         """An exit on a best way to the goal."""
