@@ -43,7 +43,7 @@ from nlac_lightning.envs.language_mdp import LanguageMDPEnv
 from nlac_lightning.generation.base import Sampling
 from nlac_lightning.models import TINY
 from nlac_lightning.roles.roles import RoleConfig, RolesConfig
-from nlac_lightning.rollout import RolloutLimits
+from nlac_lightning.rollout import Exploration, RolloutLimits
 
 LIMITS_OF_A_WALK = RolloutLimits(max_turns=40, parallel=64)
 WARMUP = 10
@@ -135,6 +135,7 @@ class Method:
         success_share: of such a batch, that comes from successful episodes.
         every: gradient steps between two rounds of 32 episodes.
         initial: episodes before the first step.
+        epsilon: share of the walks' moves that are drawn from all exits.
         critic: whether it trains the successor model, so that its critic is worth measuring.
     """
 
@@ -147,6 +148,7 @@ class Method:
     success_share: float = 0.5
     every: int = 8
     initial: int = 64
+    epsilon: float = 0.0
     critic: bool = True
 
 
@@ -177,7 +179,8 @@ def advantage(**settings: Any) -> Method:
     """A run of ``advantage`` with some settings replaced."""
     own = {name: settings.pop(name) for name in ("step", "tau") if name in settings}
     options: dict[str, Any] = {"step": "advantage", "tau": 0.3} | own
-    return Method(nlac, ADVANTAGE | settings, 3e-3, batch_size=96, every=32, initial=192, **options)
+    walks: dict[str, Any] = {"every": 32, "initial": 192, "epsilon": 0.1}
+    return Method(nlac, ADVANTAGE | settings, 3e-3, batch_size=96, **walks, **options)
 
 
 METHODS: dict[str, Method] = {
@@ -262,6 +265,7 @@ def run(
             seed=seed,
         )
         rollouts = RolloutCallback(
+            exploration=Exploration("epsilon", method.epsilon) if method.epsilon else None,
             initial_episodes=method.initial,
             episodes=32,
             every_n_steps=method.every,
