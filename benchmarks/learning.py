@@ -135,7 +135,7 @@ class Method:
         success_share: of such a batch, that comes from successful episodes.
         every: gradient steps between two rounds of 32 episodes.
         initial: episodes before the first step.
-        epsilon: share of the walks' moves that are drawn from all exits.
+        epsilon: share of the later walks' moves that are drawn from all exits.
         critic: whether it trains the successor model, so that its critic is worth measuring.
     """
 
