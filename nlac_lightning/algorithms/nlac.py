@@ -27,7 +27,11 @@ from nlac_lightning.replay.episode import Transition
 
 
 class NLAC(LanguageCritic):
-    """NLAC with named, swappable parts. The defaults are the algorithm of the paper.
+    """NLAC with named, swappable parts.
+
+    The defaults are the algorithm of the paper but for the improvement step, where ``advantage``
+    learned what ``refine`` could not (docs/learning.md); ``configs/algorithm/nlac_paper.yaml`` is
+    the paper's throughout.
 
     Args:
         improvement: ``refine`` distils every refined action (the paper). ``accept`` distils the
@@ -61,7 +65,7 @@ class NLAC(LanguageCritic):
         self,
         improvement: Literal[
             "refine", "accept", "refine_then_accept", "best_of_n", "advantage"
-        ] = "refine",
+        ] = "advantage",
         critic: CriticSource = "learned",
         k: int = 1,
         m: int = 1,
