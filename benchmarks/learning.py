@@ -218,9 +218,9 @@ METHODS: dict[str, Method] = {
     "own_actions": Method(nlac, OWN_ACTIONS, step="refine_then_accept"),
     "own_actions_shuffled": Method(nlac, OWN_ACTIONS | {"critic": "shuffled"}),
     "own_actions_oracle": Method(nlac, OWN_ACTIONS | {"critic": "oracle"}),
-    "grpo": Method(grpo, lr=2e-3, critic=False),
+    "grpo": Method(grpo, critic=False),
     "ppo": Method(ppo, lr=2e-3, critic=False),
-    "rft": Method(rft, critic=False),
+    "rft": Method(rft, lr=1e-3, critic=False),
     "nlrl": Method(nlrl, step="best_of_n"),
     "self_distillation": Method(self_distillation, batch_size=8, critic=False),
     "evaluation": Method(

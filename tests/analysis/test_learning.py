@@ -1,6 +1,7 @@
 """Does the whole of it learn? Runs of benchmarks/learning.py with bounds, in the language MDP."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,19 @@ def test_a_critic_only_phase_leaves_the_policy(evaluated):
     assert all(abs(row["success"] - start) <= 0.02 for row in evaluated)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_200_steps_improve_the_policy(seed):
-    progress = learning.run("accept", 2, seed, MANY, every=200, max_steps=200, skill_worlds=0)
-    assert progress.rows[-1]["success"] > progress.rows[0]["success"] + 0.3
+def test_200_steps_improve_the_policy(seed, monkeypatch):
+    """Half of the benchmark's batch on the smallest world: 0.07 to 0.86 and 0.88 when written."""
+    full = learning.METHODS["advantage"]
+    settings = full.settings | {
+        "loss": replace(full.settings["loss"], next_actions=2),
+        "warmup": learning.WarmupConfig(min_steps=80),
+    }
+    small = replace(full, settings=settings, batch_size=48)
+    monkeypatch.setitem(learning.METHODS, "small", small)
+    first, last = learning.run(
+        "small", 1, seed, MANY, every=200, max_steps=200, skill_worlds=0
+    ).rows
+    assert last["success"] > first["success"] + 0.5
+    assert last["auroc"] > 0.8
