@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,8 @@ def start() -> Start:
             stderr=subprocess.PIPE,
             text=True,
             env={**ENVIRONMENT, **environment},
+            # a shell that runs the tests in the background has Ctrl-C ignored, which is inherited
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return popen
