@@ -153,20 +153,25 @@ def group_rows(bench: Bench) -> list[Row]:
 
 
 def sft_rows(bench: Bench) -> list[Row]:
-    """(c): with and without a prefix that the batch shares."""
+    """(c): with and without a prefix that the batch shares, and with nothing to leave out.
+
+    Without a GPU TRL puts every position through the head, trained or not.
+    """
     return [
         *_sft(bench, "no shared prefix", 0),
         *_sft(bench, "256 shared tokens", 256),
+        *_sft(bench, "every token trained", 0, answer=None),
     ]
 
 
-def _sft(bench: Bench, label: str, shared: int) -> list[Row]:
+def _sft(bench: Bench, label: str, shared: int, answer: int | None = 32) -> list[Row]:
     backbone, tokens = bench.backbone, Texts(2)
     system = tokens(shared)
-    prompts = [system + tokens(64 + 32 * n) for n in range(8)]
-    answers = [tokens(32) for _ in prompts]
+    rows = [system + tokens(64 + 32 * n + 32) for n in range(8)]
+    cuts = [len(row) - answer if answer else 1 for row in rows]
+    prompts = [row[:cut] for row, cut in zip(rows, cuts, strict=True)]
+    answers = [row[cut:] for row, cut in zip(rows, cuts, strict=True)]
     trained = sum(map(len, answers))
-    rows = [p + a for p, a in zip(prompts, answers, strict=True)]
     examples = [
         Example("policy", row, len(p), weight=len(a) / trained)
         for row, p, a in zip(rows, prompts, answers, strict=True)
@@ -199,7 +204,7 @@ def _sft(bench: Bench, label: str, shared: int) -> list[Row]:
     for name, step in (("ours", ours), ("TRL", theirs)):
         sides[name] = in_child(lambda step=step: best(step, 2))
     (seconds, peak), (peer, peer_peak) = sides["ours"], sides["TRL"]
-    settings = bench.settings(f"8 sequences of {shared} + 64 to 288 tokens, 32 trained each")
+    settings = bench.settings(f"8 sequences of {shared} + 96 to 320 tokens, {trained} trained")
     return [
         Row(f"(c) SFT step, {label}, TRL nll / ours", peer / seconds, "x", settings),
         Row(f"(c) memory added, {label}, ours / TRL", peak / peer_peak, "x", settings),
